@@ -1,0 +1,82 @@
+# make demo    the main job: a prefill process and two decode ranks, on the CPU
+# make test    everything that CI runs (docs/testing.md says what takes how long)
+# make check   the quick loop, below a minute
+
+PYTHON ?= python3
+VENV ?= .venv
+EXTRAS ?= test
+JOBS ?= 2
+# Asked only where there is no NVIDIA GPU, so that no CUDA build is fetched for nothing.
+# Another mirror: make setup TORCH_INDEX=https://...   None: make setup TORCH_INDEX=
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+# Arguments of `kvlift demo`, as in: make demo DEMO="--rounds 3 --json"
+DEMO ?=
+
+RUN := $(VENV)/bin
+STAMP := $(VENV)/.kvlift-setup
+STORIES = $(wildcard tests/stories/*.story ../shared/stories/*.story)
+# Folders with Python files; mypy refuses one without.
+TYPED = $(sort $(dir $(wildcard kvlift/*.py tests/*.py examples/*.py benches/*.py)))
+# One thread per process: tests start several processes on few cores.
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: setup demo test check lint types stories claims drawings quick real draw format upgrade clean
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt .ci/setup
+	@PYTHON="$(PYTHON)" VENV="$(VENV)" EXTRAS="$(EXTRAS)" TORCH_INDEX="$(TORCH_INDEX)" .ci/setup
+	@touch $@
+
+demo: setup
+	$(RUN)/kvlift demo $(DEMO)
+
+# One part after the other, the cheap ones first; pytest's closing lines come last.
+test: setup
+	@$(MAKE) --no-print-directory lint types drawings stories claims quick real
+
+lint: setup
+	$(RUN)/ruff check .
+
+types: setup
+	$(RUN)/mypy $(TYPED)
+
+drawings: setup
+	$(RUN)/kvlift draw --check
+
+stories: setup
+	$(RUN)/kvlift story $(STORIES)
+
+claims: setup
+	$(RUN)/kvlift check
+
+# Tests that keep to their own process share the cores; the others need them for themselves.
+quick: setup
+	$(RUN)/pytest -q -m "not real" -n $(JOBS)
+
+real: setup
+	$(RUN)/pytest -q -m real
+
+check: setup
+	@$(MAKE) --no-print-directory lint types
+	$(RUN)/pytest -q -m "not real and not slow" -n $(JOBS) -x
+
+draw: setup
+	$(RUN)/kvlift draw --write
+
+format: setup
+	$(RUN)/ruff format .
+	$(RUN)/ruff check --fix .
+
+# Newest versions that pyproject.toml allows, written down for everyone. torch's local suffix
+# (+cpu, +cu126) is left out: which build it is depends on the machine.
+upgrade: setup
+	$(RUN)/pip install --upgrade --upgrade-strategy eager -e ".[$(EXTRAS)]"
+	@sed -n '/^#/p' constraints.txt > constraints.new
+	@$(RUN)/pip freeze --exclude-editable | sed 's/^\(torch==[^+]*\)+.*/\1/' >> constraints.new
+	@mv constraints.new constraints.txt
+	@touch $(STAMP)
+
+clean:
+	rm -rf $(VENV) build dist out *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

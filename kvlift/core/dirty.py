@@ -1,0 +1,60 @@
+"""Write-back: device pages that nothing below has yet. They are no room until they are safe.
+
+A dirty page that can't go down (no host room) counts as clean: a cache may forget, it may not stop.
+"""
+
+from kvlift.core.descent import Reach
+from kvlift.core.draft import Draft
+from kvlift.core.eviction import is_idle, order_of
+from kvlift.core.index import ROOT, Segment
+from kvlift.core.keys import TOKEN_BYTES
+from kvlift.core.policy import WritePolicy
+from kvlift.core.prompt import Prompt
+from kvlift.core.tier import Tier
+from kvlift.core.way_down import begin_descent
+
+
+def n_device_dirty(draft: Draft) -> int:
+    """Idle device pages that must not be taken yet; 0 unless pages are written back."""
+    if draft.policy.write is not WritePolicy.BACK:
+        return 0
+    n_dirty = sum(
+        s.n_pages for s in draft.index.segments.values() if is_idle(s, Tier.DEVICE) and s.is_dirty()
+    )
+    return min(n_dirty, draft.n_host_free() + draft.index.n_host_idle)
+
+
+def start_down(draft: Draft, n_pages: int) -> None:
+    """Send the dirty pages that eviction would take first to the host."""
+    if draft.policy.write is not WritePolicy.BACK:
+        return
+    key = order_of(draft.policy.eviction)
+    dirty = [
+        s
+        for s in draft.index.segments.values()
+        if is_idle(s, Tier.DEVICE) and s.is_dirty() and not s.mirroring
+    ]
+    for segment in sorted(dirty, key=key):
+        if n_pages <= 0:
+            return
+        path = path_of(draft, segment)
+        begin_descent(draft, path, path.n_pages_full, Reach.HOST)
+        n_pages -= segment.n_pages
+
+
+def keep_low_water(draft: Draft) -> None:
+    """Below the low-water mark of free pages, dirty pages start down before anybody needs them."""
+    short = draft.policy.write_back_low_water_pages - draft.n_device_free()
+    if short > 0 and not draft.descents:
+        start_down(draft, short)
+
+
+def path_of(draft: Draft, segment: Segment) -> Prompt:
+    """The tokens from the root to the end of a segment."""
+    pieces = [segment.tokens]
+    at = segment
+    while at.parent != ROOT:
+        at = draft.index.segments[at.parent]
+        pieces.append(at.tokens)
+    page_tokens = len(segment.tokens) // segment.n_pages // TOKEN_BYTES
+    return Prompt(segment.namespace, b"".join(reversed(pieces)), page_tokens)

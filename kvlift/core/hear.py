@@ -1,0 +1,144 @@
+"""Hearing: reports of this rank's ports, and its clock, become observations.
+
+Repeated and late reports change nothing: counts are cumulative, a ticket ends once, and a report
+under a ticket that nobody watches any more is counted and dropped.
+"""
+
+from collections.abc import Iterable
+from typing import assert_never
+
+from attrs import evolve
+
+from kvlift.core.agreed import Kind, Rates
+from kvlift.core.desk import Desk
+from kvlift.core.effect import Effect
+from kvlift.core.ids import Ticket
+from kvlift.core.landed import (
+    Landed,
+    LookupAnswered,
+    MirrorEnded,
+    PagesArrived,
+    PeerCause,
+    PeerFailed,
+    PeerLetGo,
+    PersistEnded,
+    PrefetchEnded,
+    PrefetchProgressed,
+    RestoreEnded,
+    TokenArrived,
+)
+from kvlift.core.local import Limits, Local, Watch, ended_with, given_up, is_overdue
+
+
+def hear(
+    local: Local, limits: Limits, reports: Iterable[Landed], now_ns: int
+) -> tuple[Local, tuple[Effect, ...]]:
+    """The local state after these reports at this time, and what may start because of them."""
+    desk = Desk(local, limits, now_ns)
+    for report in reports:
+        _take(desk, report)
+    for ticket, watch in list(desk.watches.items()):
+        if is_overdue(watch, now_ns):
+            _overdue(desk, ticket, watch)
+    return desk.frozen(), tuple(desk.started)
+
+
+def order(
+    local: Local,
+    limits: Limits,
+    effects: Iterable[Effect],
+    closed: Iterable[Ticket],
+    now_ns: int,
+) -> tuple[Local, tuple[Effect, ...]]:
+    """The local state after a plan's effects, and those of them that start now."""
+    desk = Desk(local, limits, now_ns)
+    for effect in effects:
+        desk.order(effect)
+    for ticket in closed:
+        desk.close(ticket)
+    return desk.frozen(), tuple(desk.started)
+
+
+def _take(desk: Desk, report: Landed) -> None:
+    watch = desk.watches.get(report.ticket)
+    if watch is None or watch.has_ended:
+        desk.n_stale += 1
+        return
+    match report:
+        case LookupAnswered(ticket=ticket, n_pages=n_pages):
+            desk.watches[ticket] = ended_with(watch, min(n_pages, watch.n_pages))
+        case PrefetchProgressed(ticket=ticket, n_pages=n_pages):
+            if n_pages > watch.progress:
+                desk.watches[ticket] = evolve(watch, progress=n_pages, since_ns=desk.now_ns)
+        case PrefetchEnded(ticket=ticket, n_pages=n_pages):
+            desk.watches[ticket] = ended_with(watch, n_pages)
+            _measure_prefetch(desk, watch, n_pages)
+            desk.follow_on(ticket, n_pages)
+            desk.turn_over(Kind.READ)
+        case RestoreEnded(ticket=ticket, n_pages=n_pages):
+            desk.watches[ticket] = ended_with(watch, n_pages)
+            desk.turn_over(Kind.COPY)
+        case MirrorEnded(ticket=ticket, n_pages=n_pages):
+            desk.watches[ticket] = ended_with(watch, n_pages)
+            desk.turn_over(Kind.MIRROR)
+        case PersistEnded(ticket=ticket, n_pages=n_pages):
+            desk.watches[ticket] = ended_with(watch, n_pages)
+            desk.turn_over(Kind.PERSIST)
+        case PagesArrived(ticket=ticket, n_pages=n_pages):
+            _pages_arrived(desk, ticket, watch, n_pages)
+        case TokenArrived(ticket=ticket, token=token, logprob=logprob):
+            desk.tokens.setdefault(ticket, (token, logprob))
+            desk.token_came(ticket)
+        case PeerFailed(ticket=ticket, cause=cause, reason=reason):
+            desk.reasons.setdefault(ticket, reason)
+            desk.peer_failed(ticket, cause)
+        case PeerLetGo(ticket=ticket):
+            desk.watches[ticket] = evolve(watch, has_ended=True, timeout_ms=None)
+        case _:
+            assert_never(report)
+
+
+def _pages_arrived(desk: Desk, ticket: Ticket, watch: Watch, n_pages: int) -> None:
+    n_pages = min(n_pages, watch.n_pages)
+    if n_pages <= watch.progress:
+        return
+    is_waiting = n_pages < watch.n_pages
+    timeout_ms = watch.timeout_ms if is_waiting or ticket in desk.dismissed else None
+    desk.watches[ticket] = evolve(
+        watch, progress=n_pages, since_ns=desk.now_ns, timeout_ms=timeout_ms
+    )
+    if not is_waiting:
+        spent_us = (desk.now_ns - watch.begun_ns) // 1000 // max(1, n_pages)
+        desk.rates = evolve(desk.rates, transfer_us=_smooth(desk.rates.transfer_us, spent_us))
+
+
+def _measure_prefetch(desk: Desk, watch: Watch, n_pages: int) -> None:
+    if n_pages > 0:
+        spent_us = (desk.now_ns - watch.begun_ns) // 1000 // n_pages
+        desk.rates = Rates(
+            prefetch_us=_smooth(desk.rates.prefetch_us, spent_us),
+            transfer_us=desk.rates.transfer_us,
+        )
+
+
+def _smooth(before_us: int, now_us: int) -> int:
+    """Moving average, an eighth at a time; never 0 once measured."""
+    return max(1, now_us if before_us == 0 else (7 * before_us + now_us) // 8)
+
+
+def _overdue(desk: Desk, ticket: Ticket, watch: Watch) -> None:
+    match watch.kind:
+        case Kind.HOLD if ticket in desk.dismissed:
+            desk.reasons.setdefault(ticket, "the prefill node has not confirmed the end")
+            desk.watches[ticket] = evolve(watch, ceiling=int(PeerCause.SILENT), timeout_ms=None)
+        case Kind.HOLD:
+            desk.peer_failed(ticket, PeerCause.OVERDUE)
+        case Kind.TOKEN:
+            desk.watches[ticket] = evolve(watch, timeout_ms=None)
+            for hold, token in desk.token_by_hold.items():
+                if token == ticket and hold in desk.watches:
+                    desk.peer_failed(hold, PeerCause.TOKEN_OVERDUE)
+        case Kind.LOOKUP | Kind.READ | Kind.COPY | Kind.TAIL | Kind.MIRROR | Kind.PERSIST:
+            desk.watches[ticket] = given_up(watch)
+        case _:
+            assert_never(watch.kind)

@@ -1,0 +1,147 @@
+"""The local half of the state: what this rank sees of the tickets that are open.
+
+`order` takes the effects of a plan and lets those through that may start now; `hear` takes the
+reports of the ports and the clock. The clock ends here: a deadline becomes a `ceiling` (see
+`observation`). Work inside pages that are leased goes on without a verdict: a read that has ended
+starts its restore at once. In-flight limits park what exceeds them, first come first served.
+Nothing here decides what other ranks must know; everything here is an observation of theirs.
+"""
+
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Final, TypeAlias
+
+from attrs import evolve, frozen
+
+from kvlift.core.agreed import Kind, Rates
+from kvlift.core.effect import StartMirror, StartPersist, StartPrefetch, StartRestore
+from kvlift.core.ids import DeviceHandle, HostHandle, Ticket
+from kvlift.core.observation import OVERDUE, Observation
+from kvlift.core.policy import PrefetchPolicy
+
+NS_PER_MS: Final = 1_000_000
+
+Parkable: TypeAlias = StartPrefetch | StartRestore | StartMirror | StartPersist
+"""Effects of which only so many may be in flight; the others wait for their turn."""
+
+
+@frozen(kw_only=True)
+class Limits:
+    """Deadlines in milliseconds without progress, and how much may be in flight on this rank."""
+
+    prefetch: PrefetchPolicy = PrefetchPolicy.WAIT_COMPLETE
+    prefetch_deadline_ms: int = 1000
+    prefetch_stall_ms: int = 30_000
+    transfer_deadline_ms: int = 60_000
+    quarantine_max_ms: int = 300_000
+    prefetches_in_flight_max: int = 16
+    restores_in_flight_max: int = 16
+    mirrors_in_flight_max: int = 16
+    persists_in_flight_max: int = 16
+
+    def read_deadline_ms(self) -> int:
+        if self.prefetch is PrefetchPolicy.DEADLINE:
+            return self.prefetch_deadline_ms
+        return self.prefetch_stall_ms
+
+    def n_in_flight_max(self, kind: Kind) -> int | None:
+        """None: no limit of this kind."""
+        return {
+            Kind.READ: self.prefetches_in_flight_max,
+            Kind.COPY: self.restores_in_flight_max,
+            Kind.MIRROR: self.mirrors_in_flight_max,
+            Kind.PERSIST: self.persists_in_flight_max,
+        }.get(kind)
+
+
+@frozen(kw_only=True)
+class Watch:
+    """One open ticket. `timeout_ms` runs from `since_ns`, the last progress; None: not running.
+
+    `n_pages`: pages that are to come; for a peer's conversation, all that were wanted so far.
+    `has_begun`: the port has it; otherwise it is parked or waits for the read in front of it.
+    """
+
+    kind: Kind
+    n_pages: int
+    ceiling: int
+    progress: int = 0
+    has_ended: bool = False
+    has_begun: bool = True
+    since_ns: int = 0
+    timeout_ms: int | None = None
+    begun_ns: int = 0
+
+    def seen(self) -> Observation:
+        return Observation(self.progress, int(self.has_ended), self.ceiling)
+
+
+@frozen(kw_only=True)
+class Chain:
+    """The restore that follows a read on this rank."""
+
+    restore: Ticket
+    host: tuple[HostHandle, ...]
+    device: tuple[DeviceHandle, ...]
+
+
+@frozen(kw_only=True)
+class Local:
+    """`token_by_hold`: under which ticket a first token is awaited. `tokens`, `reasons`: what peers
+    said, by conversation; never part of a decision, and dropped a tick after the end (`leaving`).
+    `parked`: effects that wait for their turn. `n_stale`: reports that came too late, so far."""
+
+    watches: Mapping[Ticket, Watch] = MappingProxyType({})
+    chains: Mapping[Ticket, Chain] = MappingProxyType({})
+    parked: tuple[Parkable, ...] = ()
+    n_in_flight: Mapping[Kind, int] = MappingProxyType({})
+    token_by_hold: Mapping[Ticket, Ticket] = MappingProxyType({})
+    tokens: Mapping[Ticket, tuple[int, float]] = MappingProxyType({})
+    reasons: Mapping[Ticket, str] = MappingProxyType({})
+    dismissed: tuple[Ticket, ...] = ()
+    rates: Rates = Rates()
+    n_stale: int = 0
+    leaving: tuple[Ticket, ...] = ()
+
+
+_NOTHING_SEEN: Final = Observation(0, 0, 0)
+
+
+def seen(local: Local, tickets: Iterable[Ticket]) -> tuple[Observation, ...]:
+    """This rank's observation of each ticket, for the ballot."""
+    watches = local.watches
+    return tuple(
+        watches[ticket].seen() if ticket in watches else _NOTHING_SEEN for ticket in tickets
+    )
+
+
+def is_overdue(watch: Watch, now_ns: int) -> bool:
+    return (
+        watch.timeout_ms is not None
+        and not watch.has_ended
+        and now_ns - watch.since_ns > watch.timeout_ms * NS_PER_MS
+    )
+
+
+def next_deadline_ns(local: Local) -> int | None:
+    """When a host with an empty batch must wake up at the latest. None: never."""
+    return min(
+        (
+            watch.since_ns + watch.timeout_ms * NS_PER_MS
+            for watch in local.watches.values()
+            if watch.timeout_ms is not None and not watch.has_ended
+        ),
+        default=None,
+    )
+
+
+def ended_with(watch: Watch, n_pages: int) -> Watch:
+    """The ticket has ended with its first `n_pages` good; what was given up stays given up."""
+    ceiling = watch.ceiling if watch.ceiling < 0 else min(watch.ceiling, n_pages)
+    return evolve(watch, has_ended=True, progress=n_pages, ceiling=ceiling, timeout_ms=None)
+
+
+def given_up(watch: Watch) -> Watch:
+    """The deadline has passed: a ballot bit."""
+    ceiling = 0 if watch.kind is Kind.LOOKUP else OVERDUE
+    return evolve(watch, ceiling=ceiling, timeout_ms=None)

@@ -1,0 +1,267 @@
+"""Copies for CUDA: pipelined over streams, submitted from the tick's thread, polled by events.
+
+Several restores go in one submission; each is ready when its own pages are. The order is the order
+of the calls: whoever has priority is started first.
+"""
+
+import logging
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from enum import Enum
+from itertools import accumulate
+from typing import Final
+
+import torch
+from attrs import frozen
+
+from kvlift.core.ids import Ticket
+from kvlift.core.landed import Landed
+from kvlift.effects.copies_engine import CudaEngine, Engine, Event
+from kvlift.effects.copies_jobs import CopyJob, Direction, JobBook, check_sizes
+from kvlift.effects.copies_routes import (
+    DirectRoute,
+    Route,
+    RowsRoute,
+    StagedRoute,
+    Steps,
+    Submission,
+)
+from kvlift.effects.device_memory import BlockMemory, LayeredMemory, PagedMemory
+from kvlift.effects.host_pool import HostPool
+
+_log = logging.getLogger(__name__)
+
+_POLL_S: Final = 0.0005
+_CHUNK_PAGES_MAX: Final = 256
+
+
+class LayeredBy(Enum):
+    """How pages reach per-layer tensors. ROWS needs tensors at equal distances, else STAGED."""
+
+    STAGED = "staged"
+    ROWS = "rows"
+
+
+@frozen(kw_only=True)
+class CudaOptions:
+    """What can be tuned; `benches/copies_gpu.py` measures what each of them changes.
+
+    `chunk_bytes`: size of a staging buffer; `n_buffers` of them for each direction.
+    `n_programs`: processors that a scatter takes at most. `batch_below_bytes`: smaller copies are
+    submitted in one driver call. `compute_stream`, `is_ordered`: see `CudaEngine`.
+    """
+
+    layered_by: LayeredBy = LayeredBy.STAGED
+    chunk_bytes: int = 64 << 20
+    n_buffers: int = 2
+    n_programs: int = 16
+    batch_below_bytes: int = 4 << 20
+    compute_stream: torch.cuda.Stream | None = None
+    is_ordered: bool = True
+
+    def __attrs_post_init__(self) -> None:
+        for name in ("chunk_bytes", "n_buffers", "n_programs"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+
+
+@frozen
+class _Flight:
+    """A job whose pages are good once `event` passed (None: has ended already)."""
+
+    job: CopyJob
+    n_good: int
+    event: Event | None
+
+
+class CudaCopies:
+    """`ports.Copies` between pinned host memory and the engine's CUDA memory.
+
+    All methods belong to the tick's thread. `on_landed` wakes a host that sleeps: it is called from
+    a thread of its own when a job's event passes, before `landed()` reports it. Raises `ValueError`
+    for a host pool that is not pinned or whose pages differ in size from the device's.
+    """
+
+    def __init__(
+        self,
+        host: HostPool,
+        device: PagedMemory,
+        *,
+        options: CudaOptions | None = None,
+        on_landed: Callable[[], None] | None = None,
+        engine: Engine | None = None,
+    ) -> None:
+        check_sizes(host, device)
+        self._options = options or CudaOptions()
+        if engine is None:
+            if not host.is_pinned:
+                raise ValueError("CUDA copies need a pinned host pool: HostPool(pinned=True)")
+            engine = CudaEngine(
+                device,
+                n_programs=self._options.n_programs,
+                batch_below_bytes=self._options.batch_below_bytes,
+                compute_stream=self._options.compute_stream,
+                is_ordered=self._options.is_ordered,
+            )
+        self._engine = engine
+        self._book = JobBook(host, device.n_pages, None)
+        self._route = _route(engine, host, device, self._options)
+        self._flights: dict[Direction, deque[_Flight]] = {each: deque() for each in Direction}
+        self._wakers: dict[Direction, _Waker] = {}
+        if on_landed is not None:
+            self._wakers = {each: _Waker(each.value, on_landed) for each in Direction}
+
+    def start_restore(
+        self, ticket: Ticket, host_pages: Sequence[int], device_pages: Sequence[int]
+    ) -> None:
+        """Host to device. Answer: `RestoreEnded`."""
+        job = CopyJob(ticket, Direction.RESTORE, tuple(host_pages), tuple(device_pages))
+        self.start_together([job])
+
+    def start_mirror(
+        self, ticket: Ticket, device_pages: Sequence[int], host_pages: Sequence[int]
+    ) -> None:
+        """Device to host. Answer: `MirrorEnded`."""
+        job = CopyJob(ticket, Direction.MIRROR, tuple(host_pages), tuple(device_pages))
+        self.start_together([job])
+
+    def start_together(self, jobs: Sequence[CopyJob]) -> None:
+        """Several jobs in one submission: small ones share a chunk, an event each.
+
+        Jobs of one direction run in this order; the two directions run beside each other.
+        """
+        begun: list[CopyJob] = []
+        try:
+            for job in jobs:
+                self._book.begin(job)
+                begun.append(job)
+        except BaseException:
+            for job in begun:
+                self._book.end(job, 0)
+            raise
+        for direction in Direction:
+            chosen = [job for job in jobs if job.direction is direction]
+            if chosen:
+                self._submit(direction, chosen)
+
+    def landed(self) -> list[Landed]:
+        for flights in self._flights.values():
+            self._collect(flights)
+        return self._book.landed()
+
+    def close(self, deadline_s: float) -> bool:
+        """Wait for running copies. False if some still run: then they keep all their memory."""
+        self._book.close()
+        end_ns = time.monotonic_ns() + int(deadline_s * 1e9)
+        while True:
+            for flights in self._flights.values():
+                self._collect(flights)
+            if not self._book.n_in_flight or time.monotonic_ns() >= end_ns:
+                break
+            time.sleep(_POLL_S)
+        for waker in self._wakers.values():
+            waker.stop()
+        return self._book.drained(0.0)
+
+    def _submit(self, direction: Direction, jobs: list[CopyJob]) -> None:
+        submission = Submission(
+            host_pages=tuple(page for job in jobs for page in job.host_pages),
+            device_pages=tuple(page for job in jobs for page in job.device_pages),
+            sizes=tuple(job.n_pages for job in jobs),
+        )
+        waiting = deque(zip(jobs, accumulate(submission.sizes), strict=True))
+        n_queued = 0
+        try:
+            while waiting and waiting[0][1] == 0:
+                self._take_off(_Flight(waiting.popleft()[0], 0, None))
+            if not waiting:
+                return
+            with self._engine.session():
+                for step in self._steps(direction, submission):
+                    n_queued += step.n_pages
+                    while waiting and waiting[0][1] <= n_queued:
+                        job, _ = waiting.popleft()
+                        self._take_off(_Flight(job, job.n_pages, step.event))
+        except Exception:  # noqa: BLE001 - whatever went wrong here, the request goes on without
+            _log.exception("queueing a %s broke off after %d pages", direction.value, n_queued)
+            self._break_off(direction, waiting, n_queued)
+
+    def _steps(self, direction: Direction, submission: Submission) -> Steps:
+        if direction is Direction.RESTORE:
+            return self._route.restore(submission)
+        return self._route.mirror(submission)
+
+    def _break_off(
+        self, direction: Direction, waiting: deque[tuple[CopyJob, int]], n_queued: int
+    ) -> None:
+        """What was queued still runs: the jobs end short, behind it."""
+        event: Event | None = None
+        try:
+            with self._engine.session():
+                event = self._route.fence(to_host=direction is Direction.MIRROR)
+        except Exception:  # noqa: BLE001 - a device that can't record an event runs nothing either
+            _log.exception("the device is lost")
+        for job, end in waiting:
+            n_good = max(0, job.n_pages - (end - n_queued)) if event is not None else 0
+            self._take_off(_Flight(job, n_good, event))
+
+    def _take_off(self, flight: _Flight) -> None:
+        self._flights[flight.job.direction].append(flight)
+        waker = self._wakers.get(flight.job.direction)
+        if waker is not None:
+            waker.watch(flight.event)
+
+    def _collect(self, flights: deque[_Flight]) -> None:
+        while flights:
+            flight = flights[0]
+            n_good = flight.n_good
+            try:
+                if flight.event is not None and not flight.event.query():
+                    return
+            except Exception:  # noqa: BLE001 - an error here is the device's end, not the request's
+                _log.exception("%s %d failed", flight.job.direction.value, flight.job.ticket)
+                n_good = 0
+            flights.popleft()
+            self._book.end(flight.job, n_good)
+
+
+class _Waker:
+    """Sleeps on events, in order, and calls `on_landed` after each."""
+
+    def __init__(self, name: str, on_landed: Callable[[], None]) -> None:
+        self._on_landed = on_landed
+        self._events: queue.SimpleQueue[tuple[Event | None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=f"kvlift-{name}-waker", daemon=True)
+        self._thread.start()
+
+    def watch(self, event: Event | None) -> None:
+        self._events.put((event,))
+
+    def stop(self) -> None:
+        self._events.put(None)
+
+    def _run(self) -> None:
+        while (watched := self._events.get()) is not None:
+            (event,) = watched
+            try:
+                if event is not None:
+                    event.synchronize()
+            except Exception:  # noqa: BLE001 - landed() meets the same error and reports it
+                _log.debug("waiting for an event failed", exc_info=True)
+            self._on_landed()
+
+
+def _route(engine: Engine, host: HostPool, device: PagedMemory, options: CudaOptions) -> Route:
+    if isinstance(device, BlockMemory):
+        return DirectRoute(engine, host.address, device.blocks.data_ptr(), device.page_bytes)
+    assert isinstance(device, LayeredMemory)
+    if options.layered_by is LayeredBy.ROWS:
+        groups = device.row_groups()
+        if groups is not None:
+            return RowsRoute(engine, host.address, device.page_bytes, groups)
+        _log.info("the layers' tensors lie unevenly: pages are staged")
+    chunk_pages = max(1, min(_CHUNK_PAGES_MAX, options.chunk_bytes // device.page_bytes))
+    return StagedRoute(engine, host.address, device.page_bytes, chunk_pages, options.n_buffers)

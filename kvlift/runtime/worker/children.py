@@ -1,0 +1,113 @@
+"""Child processes: started from a list, told their orders by a pipe, watched, ended and reaped."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from attrs import define, field
+
+from kvlift.runtime.worker.settings import ProcessOrders
+
+LINES_KEPT: Final = 40
+PACKAGE_ROOT: Final = Path(__file__).resolve().parents[3]
+
+
+@define(eq=False)
+class Child:
+    """One process. `on_death(child, reason)` is called from a thread of its own, once, unless the
+    child was ended on purpose."""
+
+    name: str
+    module: str
+    orders: ProcessOrders
+    on_death: "Callable[[Child, str], None]"
+    is_ending: bool = field(default=False, init=False)
+    popen: "subprocess.Popen[bytes]" = field(init=False)
+    _lines: deque[str] = field(factory=lambda: deque(maxlen=LINES_KEPT), init=False)
+    _watch: threading.Thread = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        paths = [str(PACKAGE_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+        own = {
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": os.pathsep.join(paths),
+            "PYTHONUNBUFFERED": "1",
+        }
+        # The secret goes through the pipe: a child's environment stays readable while it lives.
+        inherited = {key: text for key, text in os.environ.items() if key != "KVLIFT_SECRET"}
+        self.popen = subprocess.Popen(
+            [sys.executable, "-m", self.module],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            env={**inherited, **own},
+        )
+        assert self.popen.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self.popen.stdin.write(msgspec.json.encode(self.orders) + b"\n")
+            self.popen.stdin.flush()
+        self._watch = threading.Thread(target=self._live, name=f"watch-{self.name}", daemon=True)
+        self._watch.start()
+
+    @property
+    def pid(self) -> int:
+        return self.popen.pid
+
+    @property
+    def is_alive(self) -> bool:
+        return self.popen.poll() is None
+
+    def _live(self) -> None:
+        assert self.popen.stderr is not None
+        for raw in self.popen.stderr:
+            line = raw.decode(errors="replace").rstrip()
+            self._lines.append(line)
+            print(line, file=sys.stderr, flush=True)
+        code = self.popen.wait()
+        if not self.is_ending:
+            self.on_death(self, self.reason(code))
+
+    def reason(self, code: int) -> str:
+        """How it ended: a signal by name, or the last line that it wrote."""
+        if code < 0:
+            with contextlib.suppress(ValueError):
+                return f"{self.name} was ended by {signal.Signals(-code).name}"
+        last = next((line for line in reversed(self._lines) if line.strip()), "without a word")
+        return last if last.startswith(self.name) else f"{self.name} ended ({code}): {last}"
+
+    def ask_to_end(self) -> None:
+        """Closing its orders' pipe is the sign; a signal wakes it where it sleeps."""
+        self.is_ending = True
+        assert self.popen.stdin is not None
+        with contextlib.suppress(OSError):
+            self.popen.stdin.close()
+        if self.is_alive:
+            self.popen.terminate()
+
+    def end(self, until_s: float) -> None:
+        """Wait until `until_s` (monotonic), then kill; reaped in any case."""
+        self.is_ending = True
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.popen.wait(max(0.0, until_s - time.monotonic()))
+        if self.is_alive:
+            self.popen.kill()
+        self.popen.wait()
+        self._watch.join(1.0)
+
+
+def end_all(children: list[Child], deadline_s: float) -> None:
+    """Ask all, then wait for all together up to the deadline."""
+    for child in children:
+        child.ask_to_end()
+    until_s = time.monotonic() + deadline_s
+    for child in children:
+        child.end(until_s)

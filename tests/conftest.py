@@ -1,0 +1,29 @@
+"""What all tests share: quiet thread pools, one hypothesis profile, GPU tests without a GPU."""
+
+import os
+
+import pytest
+
+# Before torch is imported anywhere, and inherited by the processes that tests start.
+for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+    os.environ.setdefault(_name, "1")
+
+try:
+    import hypothesis
+except ImportError:
+    pass
+else:
+    hypothesis.settings.register_profile("kvlift", deadline=None, print_blob=True)
+    hypothesis.settings.load_profile("kvlift")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    on_gpu = [item for item in items if item.get_closest_marker("gpu")]
+    if not on_gpu:
+        return
+    import torch
+
+    if torch.cuda.is_available():
+        return
+    for item in on_gpu:
+        item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
