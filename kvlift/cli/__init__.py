@@ -1,0 +1,1 @@
+"""The command `kvlift`: one module a subcommand."""

@@ -43,12 +43,14 @@ class State:
 class Decision:
     """What a tick decided: effects for the ranks, notices for the host, tickets that are over.
 
-    `arrows` are the transitions taken, for the statechart and for coverage."""
+    `arrows` are the transitions taken, for the statechart and for coverage; `movers`, one an arrow,
+    are the attempts (of a way down: the descents) that took them."""
 
     effects: tuple[Effect, ...]
     notices: tuple[Notice, ...]
     closed: tuple[Ticket, ...]
     arrows: tuple[tuple[type, type, type], ...]
+    movers: tuple[int, ...]
 
 
 @frozen(kw_only=True)
@@ -130,6 +132,7 @@ def _close(
         notices=tuple(draft.notices),
         closed=tuple(draft.closed),
         arrows=tuple(draft.arrows),
+        movers=tuple(draft.movers),
     )
     before = draft.before
     agreed = Agreed(

@@ -54,6 +54,7 @@ def happen(draft: Draft, attempt: Attempt, event: Event) -> None:
     phase, deeds = step(request.phase, event)
     if phase is not request.phase:
         draft.arrows.append((type(request.phase), type(event), type(phase)))
+        draft.movers.append(attempt)
         draft.put_phase(attempt, phase)
     for deed in deeds:
         apply(draft, draft.requests[attempt], deed)

@@ -9,7 +9,7 @@ The length is fixed by the policy, since gloo ends the process on a wrong shape.
 """
 
 from hashlib import blake2b
-from typing import Final
+from typing import Final, TypeAlias
 
 from attrs import frozen
 
@@ -86,14 +86,17 @@ def digest_of_requests(agreed: Agreed) -> int:
     return int.from_bytes(hasher.digest(), "little") % BIG
 
 
-def proofs(agreed: Agreed) -> tuple[int, ...]:
+Proofs: TypeAlias = tuple[int, ...]
+
+
+def proofs(agreed: Agreed) -> Proofs:
     """The header's values that must be equal on all ranks, in the order of `PAIRS`."""
     state = int.from_bytes(agreed.digest[:8], "little") % BIG
     return (agreed.tick, SCHEMA, digest_of_requests(agreed), state)
 
 
 def to_wire(
-    agreed: Agreed,
+    proven: Proofs,
     policy: Policy,
     *,
     room: Room,
@@ -102,8 +105,8 @@ def to_wire(
     n_submissions: int,
     seen: tuple[Observation, ...],
 ) -> tuple[int, ...]:
-    """This rank's ballot; `seen` are its observations of `slots(agreed, policy)`, in that order."""
-    header = [signed for proof in proofs(agreed) for signed in (proof, -proof)]
+    """This rank's ballot; `seen` are its observations of the `slots`, in that order."""
+    header = [signed for proof in proven for signed in (proof, -proof)]
     header += [
         room.device,
         room.host,

@@ -21,7 +21,7 @@ def n_device_dirty(draft: Draft) -> int:
     n_dirty = sum(
         s.n_pages for s in draft.index.segments.values() if is_idle(s, Tier.DEVICE) and s.is_dirty()
     )
-    return min(n_dirty, draft.n_host_free() + draft.index.n_host_idle)
+    return min(n_dirty, draft.n_host_room_below())
 
 
 def start_down(draft: Draft, n_pages: int) -> None:

@@ -42,6 +42,7 @@ class Draft:
         self.notices: list[Notice] = []
         self.closed: list[Ticket] = []
         self.arrows: list[tuple[type, type, type]] = []
+        self.movers: list[int] = []
 
     def moment(self) -> int:
         """A new instant of the agreed order of events; recency is counted in these."""
@@ -73,10 +74,23 @@ class Draft:
     # Pages.
 
     def n_device_free(self) -> int:
+        """Below 0 where a rank has set more aside than is left; eviction makes that good first."""
         return self.ledger.device_room - self.ledger.device_live
 
     def n_host_free(self) -> int:
         return self.ledger.host_room - self.ledger.host_live
+
+    def n_host_room_below(self) -> int:
+        """Host pages that a copy down may have. With write-back those that a device page came down
+        to are no room: taking them would make that page dirty again, and so on for ever."""
+        if self.policy.write is not WritePolicy.BACK:
+            return max(0, self.n_host_free() + self.index.n_host_idle)
+        n_useless = sum(
+            segment.n_pages
+            for segment in self.index.segments.values()
+            if segment.host is not None and segment.host_pins == 0 and segment.device is None
+        )
+        return max(0, self.n_host_free() + n_useless)
 
     def take_device(self, n_pages: int) -> tuple[DeviceHandle, ...]:
         """New device pages; evicts idle ones for what is not free. The caller has counted."""
@@ -109,7 +123,11 @@ class Draft:
         """New host pages; as `take_device`."""
         short = n_pages - self.n_host_free()
         if short > 0:
-            self.index.evict(Tier.HOST, short, self.policy.eviction)
+            if self.policy.write is WritePolicy.BACK:
+                short -= self.index.evict(
+                    Tier.HOST, short, self.policy.eviction, lambda s: s.device is None
+                )
+            self.index.evict(Tier.HOST, max(0, short), self.policy.eviction)
             self.collect_evicted()
         first = self.ledger.next_host
         pages = tuple(HostHandle(first + n) for n in range(n_pages))

@@ -35,9 +35,12 @@ def settle(draft: Draft) -> None:
             continue
         if isinstance(request.phase, Filling):
             _settle_filling(draft, attempt)
-        elif isinstance(request.phase, Draining):
-            if not any(drain.attempt == attempt for drain in draft.drains):
-                happen(draft, attempt, Drained())
+        elif isinstance(request.phase, Draining) and not _is_draining(draft, attempt):
+            happen(draft, attempt, Drained())
+
+
+def _is_draining(draft: Draft, attempt: Attempt) -> bool:
+    return any(drain.attempt == attempt for drain in draft.drains)
 
 
 def _filling(draft: Draft, attempt: Attempt) -> tuple[Request, Filling] | None:

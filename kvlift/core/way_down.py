@@ -74,6 +74,7 @@ def _descend(
 ) -> tuple[Descent, tuple[DescentDeed, ...]]:
     after, deeds = descend(before, event)
     draft.arrows.append((type(before.phase), type(event), type(after.phase)))
+    draft.movers.append(before.id)
     return after, deeds
 
 
@@ -113,7 +114,7 @@ def _mirror(draft: Draft, descent: Descent) -> DescentEvent:
     ]
     n_placed = _n_placed(draft, descent)
     draft.index.pin(Tier.HOST, descent.prompt, 0, n_placed)
-    n_room = draft.n_host_free() + draft.index.n_host_idle
+    n_room = draft.n_host_room_below()
     positions = tuple(lacking[:n_room])
     host = draft.take_host(len(positions))
     draft.index.unpin(Tier.HOST, descent.prompt, 0, n_placed)

@@ -1,4 +1,4 @@
-"""What kvlift needs of the world, as protocols. Real and simulated ports pass one conformance suite.
+"""What kvlift needs of the world, as protocols. Real and simulated ports pass the same suites.
 
 Rules that hold for every port:
 

@@ -118,7 +118,6 @@ class GlooRanks:
         options = dist.AllreduceOptions()
         options.reduceOp = dist.ReduceOp(dist.ReduceOp.MIN)
         options.timeout = timedelta(seconds=self.send_lifetime_s)
-        options.asyncOp = True
         self._beat.count_sent()
         self._running = (gloo.allreduce([numbers], options), numbers)
 

@@ -1,0 +1,1 @@
+"""The core checked and drawn: worlds walked exhaustively, charts made from the code."""

@@ -157,7 +157,7 @@ def _numbered_steps(file: Path) -> dict[str, str]:
     for node in ast.walk(tree):
         text = ast.get_docstring(node) if isinstance(node, documented) else None
         found = re.findall(
-            r"^ *\d\. +\W*(\w+)\W*?[:,] +(.+(?:\n +(?!\d\.).+)*)", text or "", re.MULTILINE
+            r"^ *\d\. +\W*(\w+)\W*?[:,] +(.+(?:\n +(?! |\d\.).+)*)", text or "", re.MULTILINE
         )
         if len(found) == _N_TICK_STEPS:
             return {name: " ".join(about.split()) for name, about in found}

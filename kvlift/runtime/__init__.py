@@ -1,0 +1,1 @@
+"""The driver that a scheduler embeds, the prefill half, and the reference worker."""

@@ -15,6 +15,11 @@ class UnknownRequest(RequestError):
         super().__init__(f"{call}: there is no live request {rid!r}")
 
 
+class RequestLeaving(RequestError):
+    def __init__(self, rid: str) -> None:
+        super().__init__(f"request {rid!r} can't grow: its end or its retraction is under way")
+
+
 class PromptTooLong(RequestError):
     def __init__(self, rid: str, n_pages: int, n_pages_max: int) -> None:
         super().__init__(

@@ -4,7 +4,7 @@ Handles become physical pages of this rank, and the port is called."""
 
 from typing import assert_never
 
-from attrs import frozen
+from attrs import field, frozen
 
 from kvlift.core.effect import (
     CancelPrefetch,
@@ -28,17 +28,21 @@ from kvlift.core.effect import (
 )
 from kvlift.effects.pages import PageTable
 from kvlift.effects.ports import Clock, Copies, PageRun, Peers, Ranks, Store
+from kvlift.effects.wakeup import Wakeup
 
 
 @frozen(kw_only=True)
 class Ports:
-    """What a driver needs of the world. `store` may be None: then there is no storage tier."""
+    """What a driver needs of the world. `store` may be None: then there is no storage tier.
+
+    `wakeup`: the one whose `ring` the ports were given as `on_landed`, for `Driver.wait`."""
 
     copies: Copies
     peers: Peers
     ranks: Ranks
     clock: Clock
     store: Store | None = None
+    wakeup: Wakeup = field(factory=Wakeup)
 
 
 def run_effect(effect: Effect, ports: Ports, device: PageTable, host: PageTable) -> None:

@@ -1,4 +1,7 @@
-"""Who looks over the driver's shoulder: the journal, the metrics, the log. None of them decides."""
+"""Who looks over the driver's shoulder: the journal, the metrics, the log. None of them decides.
+
+An observer must be quick, keep its own faults to itself, and change nothing.
+"""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -7,10 +10,36 @@ from attrs import frozen
 
 from kvlift.core.advance import Decision, State
 from kvlift.core.landed import Landed
+from kvlift.core.prompt import Prompt
 from kvlift.core.submission import Submission
+from kvlift.core.tier import Tier
+from kvlift.runtime.tick import Tick
+
+
+@frozen
+class Adoption:
+    """Pages [start, stop) of a prompt that got a place in a tier between two ticks."""
+
+    tier: Tier
+    prompt: Prompt
+    start: int
+    stop: int
 
 
 class Observer(Protocol):
+    """The calls of one tick come in this order; `grew` and `adopted` come between ticks.
+
+    `state` is always the one after what is told."""
+
+    def began(self) -> None:
+        """The host has called `tick`."""
+
+    def waiting(self) -> None:
+        """The verdict of the last ballot is taken now; what follows may be a wait."""
+
+    def waited(self) -> None:
+        """The verdict is here."""
+
     def ticked(
         self,
         state: State,
@@ -20,10 +49,16 @@ class Observer(Protocol):
         calls: Sequence[Submission],
         decision: Decision,
     ) -> None:
-        """A tick was decided: `state` is the one after it, `least` the reduced ballot."""
+        """A tick was decided; its effects start now. `least` is the reduced ballot."""
 
-    def grew(self, rid: str, n_pages: int, decision: Decision, now_ns: int) -> None:
-        """A growth was answered between two ticks."""
+    def told(self, state: State, tick: Tick) -> None:
+        """The host gets `tick` now: effects have been started, the next ballot is out."""
+
+    def grew(self, state: State, rid: str, n_pages: int, decision: Decision, now_ns: int) -> None:
+        """A growth was answered."""
+
+    def adopted(self, state: State, what: Adoption, decision: Decision, now_ns: int) -> None:
+        """Pages were adopted."""
 
     def failed(self, effect: object, error: Exception) -> None:
         """A port raised: a fault of this rank, which all ranks will hear of."""
@@ -32,7 +67,13 @@ class Observer(Protocol):
 
 
 class SilentObserver:
-    """Looks away."""
+    """Looks away. Observers that care about few calls inherit the rest."""
+
+    def began(self) -> None: ...
+
+    def waiting(self) -> None: ...
+
+    def waited(self) -> None: ...
 
     def ticked(
         self,
@@ -44,7 +85,13 @@ class SilentObserver:
         decision: Decision,
     ) -> None: ...
 
-    def grew(self, rid: str, n_pages: int, decision: Decision, now_ns: int) -> None: ...
+    def told(self, state: State, tick: Tick) -> None: ...
+
+    def grew(
+        self, state: State, rid: str, n_pages: int, decision: Decision, now_ns: int
+    ) -> None: ...
+
+    def adopted(self, state: State, what: Adoption, decision: Decision, now_ns: int) -> None: ...
 
     def failed(self, effect: object, error: Exception) -> None: ...
 
@@ -56,6 +103,18 @@ class Several:
     """All of these observers, in order."""
 
     observers: tuple[Observer, ...]
+
+    def began(self) -> None:
+        for observer in self.observers:
+            observer.began()
+
+    def waiting(self) -> None:
+        for observer in self.observers:
+            observer.waiting()
+
+    def waited(self) -> None:
+        for observer in self.observers:
+            observer.waited()
 
     def ticked(
         self,
@@ -69,9 +128,17 @@ class Several:
         for observer in self.observers:
             observer.ticked(state, now_ns, reports, least, calls, decision)
 
-    def grew(self, rid: str, n_pages: int, decision: Decision, now_ns: int) -> None:
+    def told(self, state: State, tick: Tick) -> None:
         for observer in self.observers:
-            observer.grew(rid, n_pages, decision, now_ns)
+            observer.told(state, tick)
+
+    def grew(self, state: State, rid: str, n_pages: int, decision: Decision, now_ns: int) -> None:
+        for observer in self.observers:
+            observer.grew(state, rid, n_pages, decision, now_ns)
+
+    def adopted(self, state: State, what: Adoption, decision: Decision, now_ns: int) -> None:
+        for observer in self.observers:
+            observer.adopted(state, what, decision, now_ns)
 
     def failed(self, effect: object, error: Exception) -> None:
         for observer in self.observers:

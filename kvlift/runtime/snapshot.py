@@ -54,6 +54,8 @@ class Snapshot:
     n_ballots_last_tick: int
     effects_last_tick: Mapping[str, int]
     n_stale_reports: int
+    n_device_aside: int
+    n_host_aside: int
 
     def request(self, rid: str) -> RequestView | None:
         """The latest attempt of a request, if it still has a record."""
@@ -143,4 +145,6 @@ def snapshot_of(
         n_ballots_last_tick=n_ballots,
         effects_last_tick=effects,
         n_stale_reports=n_stale,
+        n_device_aside=device_aside,
+        n_host_aside=host_aside,
     )

@@ -1,0 +1,1 @@
+"""Shipped for embedders: simulated ports, a manual clock, and the story runner."""

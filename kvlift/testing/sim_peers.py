@@ -95,7 +95,7 @@ class PrefillNode:
 
     def of_attempt(self, conversation: Conversation) -> dict[int, Conversation]:
         """This conversation and its fellows of the other ranks, by rank."""
-        return self.attempts[conversation.rid, conversation.attempt]
+        return self.attempts.get((conversation.rid, conversation.attempt), {})
 
     def n_sendable(self, conversation: Conversation) -> int:
         """Pages that every rank has asked for and this one has not received."""

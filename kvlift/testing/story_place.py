@@ -51,9 +51,10 @@ def _put_in_pool(stage: Stage, line: Place) -> None:
         for position in prompt.places(line.pages)
         if len(stage.put_on[line.tier, prompt.value(position)]) == len(stage.ranks)
     ]
+    drivers = stage.started()
     for position in ready:
         whole = prompt.cut(position + 1)
-        for driver, rank in zip(stage.started(), stage.ranks, strict=True):
+        for driver, rank in zip(drivers, stage.ranks, strict=True):
             try:
                 page = put_page(driver, line.tier, whole)
             except LookupError as full:

@@ -16,7 +16,6 @@ from kvlift.testing.sim_peers import PrefillNode
 from kvlift.testing.sim_rank import SimRank, hold, restarted, sim_ranks
 from kvlift.testing.story_hear import differences, hear, note_owners, wrong_tokens
 from kvlift.testing.story_host import HostRequests
-from kvlift.testing.story_inside import reconfigure
 from kvlift.testing.story_land import Dock, Harbour
 from kvlift.testing.story_lines import Port, World
 from kvlift.testing.story_prompts import Prompts
@@ -125,7 +124,7 @@ class Stage:
         self.fields.update(fields)
         config = self.config()
         for driver in self.drivers:
-            reconfigure(driver, config)
+            driver.reconfigure(config)
 
     def set_ports(self, ports: tuple[Port, ...], mode: Mode) -> None:
         for rank in self.ranks:

@@ -94,12 +94,13 @@ def _facts(driver: Driver, snapshot: Snapshot) -> RankFacts:
 
 
 def _tier(table: PageTable, n_aside: int, counts: Counts) -> TierFacts:
+    used = table.live()
     return TierFacts(
         capacity=table.n_pages,
         counts=asdict(counts),
-        n_aside=n_aside,
+        n_aside=min(n_aside, table.n_pages - len(used)),
         free_pages=table.free_pages(),
-        used_pages=table.live(),
+        used_pages=used,
     )
 
 

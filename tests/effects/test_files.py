@@ -19,7 +19,7 @@ import pytest
 from attrs import define, field
 
 from kvlift.core.keys import page_keys
-from kvlift.core.landed import Landed, PersistEnded, PrefetchEnded, PrefetchProgressed
+from kvlift.core.landed import Landed, PersistEnded, PrefetchEnded
 from kvlift.core.policy import Switch
 from kvlift.core.prompt import Prompt
 from kvlift.effects.stores import file_medium, page_file
@@ -607,22 +607,21 @@ def test_pages_of_one_run_are_read_side_by_side_and_counted_in_order(
         prompt, ticket = prompt_of(1), new_ticket()
         stored(world, prompt)
         first_key = bytes.fromhex(world.path(prompt, 0).stem)
-        let_go, real = threading.Event(), FileMedium.read
+        let_go, others, real = threading.Event(), threading.Semaphore(0), FileMedium.read
 
         def first_is_slow(medium: FileMedium, key: bytes, *args: object) -> bool:
             assert key != first_key or let_go.wait(20)
-            return real(medium, key, *args)  # type: ignore[arg-type]
+            is_good = real(medium, key, *args)  # type: ignore[arg-type]
+            others.release()
+            return is_good
 
         monkeypatch.setattr(FileMedium, "read", first_is_slow)
         world.store.start_prefetch(ticket, whole(prompt), LAST)
-        time.sleep(0.1)
+        for _ in range(N_PAGES - 1):
+            assert others.acquire(timeout=20)
         assert world.store.landed() == [], "no page counts before the first"
         let_go.set()
-        reports = world.settle(1)
-        assert reports == [PrefetchEnded(ticket, N_PAGES)] or reports == [
-            PrefetchProgressed(ticket, N_PAGES - 1),
-            PrefetchEnded(ticket, N_PAGES),
-        ]
+        assert world.settle(1)[-1] == PrefetchEnded(ticket, N_PAGES)
 
 
 def test_no_page_is_visible_before_its_parents(
@@ -737,6 +736,21 @@ def test_two_processes_that_write_the_same_keys_at_once_both_succeed(tmp_path: P
     assert answers == [{"stored": 240, "read": 240, "wrong": 0}] * 2
     assert len(pages_under(tmp_path)) == 240
     assert bytes_under(tmp_path) == account(tmp_path)
+
+
+def test_a_page_that_two_stores_write_at_the_same_moment_is_counted_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate(monkeypatch, "write_draft")
+    with world_in(tmp_path) as first, world_in(tmp_path) as second:
+        for world in (first, second):
+            world.store.start_persist(new_ticket(), part(prompt_of(1), 0), [0])
+        gate.wait_for(2)
+        assert account(tmp_path) == bytes_under(tmp_path) == 2 * FILE_BYTES
+        gate.open()
+        first.settle(1)
+        second.settle(1)
+        assert account(tmp_path) == bytes_under(tmp_path) == FILE_BYTES
 
 
 def test_processes_that_share_a_bounded_store_stay_within_it_together(tmp_path: Path) -> None:

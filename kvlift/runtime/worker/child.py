@@ -70,7 +70,10 @@ def read_orders() -> ProcessOrders:
     return msgspec.json.decode(line, type=ProcessOrders)
 
 
-def live(work: Callable[[ProcessOrders, threading.Event], None], name: str) -> int:
+def live(
+    work: Callable[[ProcessOrders, threading.Event], None],
+    name_of: Callable[[ProcessOrders], str],
+) -> int:
     """Run `work` with its orders and a flag that asks it to end; the exit code.
 
     A failure's last line on standard error is its reason: the launcher reads it there.
@@ -78,12 +81,13 @@ def live(work: Callable[[ProcessOrders, threading.Event], None], name: str) -> i
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher hears Ctrl-C and ends us in order
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda _number, _frame: stop.set())
+    orders = read_orders()
+    name = name_of(orders)
     logging.basicConfig(
         level=os.environ.get("KVLIFT_LOG", "WARNING").upper(),
         format=f"{name}: %(levelname)s %(name)s: %(message)s",
     )
     torch.set_num_threads(1)
-    orders = read_orders()
     threading.Thread(target=_outlive_nobody, args=(stop,), name="orphan", daemon=True).start()
     try:
         work(orders, stop)

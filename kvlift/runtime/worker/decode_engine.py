@@ -5,19 +5,20 @@ function of what all ranks know: submissions, ticks and sampled tokens. Rank 0 a
 """
 
 from collections.abc import Callable, Sequence
-from enum import Enum, auto
 from typing import Final
 
 import torch
-from attrs import define, field, frozen
+from attrs import define, field
 
 from kvlift.core.ids import Rid
 from kvlift.core.phase import Outcome
 from kvlift.core.prompt import Prompt, n_pages_covering, token_bytes
 from kvlift.core.tier import Source, Tier
 from kvlift.runtime.driver import Driver
+from kvlift.runtime.errors import PromptTooLong
 from kvlift.runtime.tick import Ended, Granted, Grew, NoRoom, Pending, Ready
 from kvlift.runtime.worker.audit import Audit
+from kvlift.runtime.worker.decoding import Decoding, Row, Stage
 from kvlift.runtime.worker.generation import (
     CachedTokens,
     Finish,
@@ -31,63 +32,6 @@ from kvlift.runtime.worker.sampling import sample
 
 BAD_REQUEST: Final = 400
 UNAVAILABLE: Final = 503
-
-
-class Stage(Enum):
-    """Where a request stands in this scheduler."""
-
-    FILLING = auto()
-    READY = auto()
-    RUNNING = auto()
-    GROWING = auto()
-    RETRACTED = auto()
-    RESUMING = auto()
-    OVER = auto()
-
-
-@define(eq=False)
-class Decoding:
-    """One request. `n_kv`: leading tokens whose KV is in place; `pages` in order of positions.
-
-    `may_grow`: the driver has ticked since it was told that the request runs.
-    """
-
-    request: Request
-    order: int
-    tokens: list[int]
-    stage: Stage = Stage.FILLING
-    pages: list[int] = field(factory=list)
-    n_kv: int = 0
-    n_peers_tried: int = 1
-    may_grow: bool = False
-    cached: CachedTokens | None = None
-    n_pages_from_peer: int = 0
-
-    @property
-    def rid(self) -> Rid:
-        return Rid(self.request.rid)
-
-    @property
-    def n_prompt(self) -> int:
-        return len(self.request.tokens)
-
-    @property
-    def output_bytes(self) -> bytes:
-        """Every sampled token, as the driver takes them."""
-        return token_bytes(self.tokens[self.n_prompt :])
-
-
-@frozen
-class Row:
-    """What one request computes in a step: the tokens [start, stop)."""
-
-    decoding: Decoding
-    start: int
-    stop: int
-
-    @property
-    def is_sampled(self) -> bool:
-        return self.stop == len(self.decoding.tokens)
 
 
 @define(eq=False)
@@ -104,8 +48,11 @@ class DecodeEngine:
     peers: tuple[str, ...]
     samples: bool = field(kw_only=True)
     reuses: bool = field(kw_only=True)
+    output_reserved_percent: int = field(kw_only=True)
     n_running_max: int = field(kw_only=True)
     chunk_tokens: int = field(kw_only=True)
+    n_retracted: int = field(default=0, init=False)
+    n_recomputed: int = field(default=0, init=False)
     _live: dict[Rid, Decoding] = field(factory=dict, init=False)
     _n_submitted: int = field(default=0, init=False)
     _may_resume: bool = field(default=False, init=False)
@@ -142,20 +89,28 @@ class DecodeEngine:
         n_pages_prompt = n_pages_covering(decoding.n_prompt, span)
         # The last sampled token is never read back, so it needs no room.
         n_tokens_most = decoding.n_prompt + request.sampling.max_new_tokens - 1
+        n_pages_output = n_pages_covering(n_tokens_most, span) - n_pages_prompt
         peer = self.peers[(decoding.order + decoding.n_peers_tried) % len(self.peers)]
         if not self.reuses:
             self.driver.flush((Tier.DEVICE, Tier.HOST))
         try:
+            self._check_fits(request.rid, n_pages_prompt + n_pages_output)
             self.driver.submit(
                 decoding.rid,
                 Prompt(self.namespace_of(request), token_bytes(request.tokens), span),
                 peer=peer,
                 priority=request.priority,
-                n_pages_output=n_pages_covering(n_tokens_most, span) - n_pages_prompt,
+                n_pages_output=n_pages_output * self.output_reserved_percent // 100,
             )
         except ValueError as error:
             del self._live[decoding.rid]
             self._refuse(request, str(error))
+
+    def _check_fits(self, rid: str, n_pages: int) -> None:
+        """Raises `PromptTooLong` for a request that could not run even alone."""
+        n_pages_device = self.driver.config.device_pages
+        if n_pages > n_pages_device:
+            raise PromptTooLong(rid, n_pages, n_pages_device)
 
     def _refuse(self, request: Request, message: str) -> None:
         finish = Finish(kind=FinishKind.ERROR, message=message, status=BAD_REQUEST)
@@ -194,6 +149,7 @@ class DecodeEngine:
             n_in_place = ready.needs_prefill_from
             n_most = max(len(decoding.tokens) - 1, decoding.n_prompt)
             decoding.n_kv = n_most if n_in_place is None else n_in_place
+            self.n_recomputed += n_most - decoding.n_kv
         decoding.stage = Stage.READY
 
     def _note_sources(self, decoding: Decoding, ready: Ready) -> None:
@@ -293,6 +249,7 @@ class DecodeEngine:
             return
         victim = max(running, key=lambda each: each.order)
         self.driver.retract(victim.rid, victim.output_bytes)
+        self.n_retracted += 1
         victim.stage = Stage.RETRACTED
         victim.pages = []
         self._may_resume = False

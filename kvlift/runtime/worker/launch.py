@@ -14,6 +14,7 @@ import shutil
 import tempfile
 import threading
 import time
+from collections import deque
 from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -27,6 +28,7 @@ from kvlift.effects.ranks_gloo import open_store
 from kvlift.runtime.worker.children import Child, end_all
 from kvlift.runtime.worker.front import Line, RemoteEngine
 from kvlift.runtime.worker.generation import CachedTokens, EngineDownError, Finish, Request
+from kvlift.runtime.worker.layouts import whole_layout
 from kvlift.runtime.worker.loading import ModelSource
 from kvlift.runtime.worker.messages import (
     DamageRequested,
@@ -39,6 +41,7 @@ from kvlift.runtime.worker.settings import ProcessOrders, WorkerSettings
 Result = TypeVar("Result")
 
 END_S: Final = 5.0
+REQUESTS_KEPT: Final = 100_000
 PREFILL_MODULE: Final = "kvlift.runtime.worker.prefill_process"
 RANK_MODULE: Final = "kvlift.runtime.worker.rank"
 
@@ -57,6 +60,7 @@ class Generation:
     n_prompt_tokens: int
     cached: CachedTokens
     n_pages_from_peer: int
+    bytes_from_peer: int
     finish: Finish
     submitted_s: float
     ttft_s: float
@@ -92,6 +96,8 @@ class Cluster:
     _store: dist.TCPStore | None = field(default=None, init=False)
     _n_starts: int = field(default=0, init=False)
     _weights_name: str = field(default="", init=False)
+    _page_bytes: int = field(default=0, init=False)
+    _done: deque[Generation] = field(factory=lambda: deque(maxlen=REQUESTS_KEPT), init=False)
 
     def __enter__(self) -> Self:
         fault = self.settings.faults()
@@ -102,6 +108,7 @@ class Cluster:
         if self.settings.role != "prefill":
             config.fits_ranks(self.settings.n_ranks)
         self._weights_name = source.weights_name()
+        self._page_bytes = whole_layout(config, self.settings.page_tokens).page_bytes
         if not self.secret and self.settings.role == "both":
             self.secret = secrets.token_hex(32)
         self._folder = Path(tempfile.mkdtemp(prefix="kvlift-"))
@@ -195,18 +202,21 @@ class Cluster:
             finish = output.finish or finish
         ended_s = time.monotonic()
         assert finish is not None, "an engine's last output says how it ended"
-        return Generation(
+        generation = Generation(
             rid=request.rid,
             tokens=tuple(tokens),
             logprobs=tuple(logprobs),
             n_prompt_tokens=len(request.tokens),
             cached=cached,
             n_pages_from_peer=n_from_peer,
+            bytes_from_peer=n_from_peer * self._page_bytes,
             finish=finish,
             submitted_s=started_s,
             ttft_s=(first_s or ended_s) - started_s,
             duration_s=ended_s - started_s,
         )
+        self._done.append(generation)
+        return generation
 
     def score(self, tokens: Sequence[int], start: int) -> tuple[float, ...]:
         """See `Engine.score`."""
@@ -248,12 +258,16 @@ class Cluster:
         self.run(tell())
 
     def stats(self) -> dict[str, Any]:
-        """`ranks`: one mapping a rank (ticks, ballots_per_tick_max, bytes_from_peer, leaks, pages
-        verified and wrong, snapshot); `prefill`: the same of the prefill process."""
+        """`requests`: every finished `Generation` of `submit` and `generate`, oldest first;
+        `ranks`: one mapping a rank, see `RankLoop.stats`; `prefill`: one of the prefill process."""
 
         async def ask() -> dict[str, Any]:
             ranks = await self.engine.rank_stats() if self.engine.ranks else []
-            return {"ranks": ranks, "prefill": await self.engine.prefill_stats()}
+            return {
+                "requests": list(self._done),
+                "ranks": ranks,
+                "prefill": await self.engine.prefill_stats(),
+            }
 
         return self.run(ask())
 
@@ -353,6 +367,9 @@ class Cluster:
         if child is self.prefill:
             if self.engine.prefill is not None:
                 self.engine.prefill.fail(reason)
+            if self.settings.role == "prefill":
+                self.fault = f"the prefill node is down: {reason}"
+                self.died.set()
             return
         if child not in self.ranks or self.fault:
             return

@@ -14,12 +14,12 @@ import zmq
 from attrs import define, field
 
 from kvlift.core.ids import Attempt, Rid
-from kvlift.effects.layout import PageLayout
 from kvlift.effects.wire_io import Waker
 from kvlift.effects.wire_security import SharedSecret
 from kvlift.runtime.prefill import PrefillNode
 from kvlift.runtime.prefill_requests import Asked
 from kvlift.runtime.worker.child import Channel, live
+from kvlift.runtime.worker.layouts import whole_layout
 from kvlift.runtime.worker.loading import ModelSource
 from kvlift.runtime.worker.messages import (
     Answered,
@@ -31,24 +31,11 @@ from kvlift.runtime.worker.messages import (
     StatsAsked,
     StopRequested,
 )
-from kvlift.runtime.worker.model_config import ModelConfig
 from kvlift.runtime.worker.plain_engine import plain_scores
 from kvlift.runtime.worker.prefill_engine import PrefillEngine, PrefillRun
 from kvlift.runtime.worker.settings import ProcessOrders, WorkerSettings
 
 IDLE_S: Final = 0.5
-
-
-def whole_layout(config: ModelConfig, page_tokens: int) -> PageLayout:
-    """The page of the unsharded model: both ends of the wire must mean the same one."""
-    return PageLayout(
-        kind="mha",
-        n_layers=config.n_layers,
-        n_kv_heads=config.n_kv_heads,
-        head_dim=config.head_dim,
-        dtype=config.dtype,
-        page_tokens=page_tokens,
-    )
 
 
 @define(eq=False)
@@ -226,4 +213,4 @@ def work(orders: ProcessOrders, stop: threading.Event) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(live(work, "prefill"))
+    sys.exit(live(work, lambda _orders: "prefill"))

@@ -25,7 +25,8 @@ from kvlift.runtime.driver import Driver
 from kvlift.runtime.worker.audit import Audit
 from kvlift.runtime.worker.beats import SILENCE_S, BeatReceiver, BeatSender
 from kvlift.runtime.worker.child import Channel, live
-from kvlift.runtime.worker.decode_engine import DecodeEngine, Row
+from kvlift.runtime.worker.decode_engine import DecodeEngine
+from kvlift.runtime.worker.decoding import Row
 from kvlift.runtime.worker.generation import Request
 from kvlift.runtime.worker.loading import ModelSource
 from kvlift.runtime.worker.messages import (
@@ -187,6 +188,8 @@ class RankLoop:
             "bytes_from_peer": self.parts.received.n_bytes_written,
             "page_bytes": self.parts.memory.page_bytes,
             "requests_live": self.engine.n_live,
+            "retracted": self.engine.n_retracted,
+            "tokens_recomputed": self.engine.n_recomputed,
             "leaks": leaks,
             "pages_verified": audit.n_pages_verified,
             "pages_wrong": audit.n_pages_wrong,
@@ -234,6 +237,7 @@ def engine_of(
         orders.peers,
         samples=orders.rank == 0,
         reuses=settings.decode_reuses,
+        output_reserved_percent=settings.output_reserved_percent,
         n_running_max=settings.n_running_max,
         chunk_tokens=settings.decode_chunk_tokens,
     )
@@ -273,4 +277,4 @@ def work(orders: ProcessOrders, stop: threading.Event) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(live(work, "rank"))
+    sys.exit(live(work, lambda orders: f"rank {orders.rank}"))

@@ -13,7 +13,6 @@ from kvlift.effects.clock import MonotonicClock
 from kvlift.effects.copies_cpu import CpuCopies
 from kvlift.effects.device_memory import LayeredMemory
 from kvlift.effects.host_pool import HostPool
-from kvlift.effects.layout import PageLayout
 from kvlift.effects.lone_rank import LoneRank
 from kvlift.effects.peers import ZmqPeers
 from kvlift.effects.ports import Copies, Ranks
@@ -22,9 +21,9 @@ from kvlift.effects.stores.files import FileStore
 from kvlift.effects.wire_security import SharedSecret
 from kvlift.runtime.config import Config
 from kvlift.runtime.interpret import Ports
+from kvlift.runtime.worker.layouts import rank_layout, whole_layout
 from kvlift.runtime.worker.model import AllReduce, alone
 from kvlift.runtime.worker.model_config import ModelConfig
-from kvlift.runtime.worker.prefill_process import whole_layout
 from kvlift.runtime.worker.settings import ProcessOrders, WorkerSettings
 
 
@@ -108,24 +107,12 @@ def driver_config(settings: WorkerSettings) -> Config:
     return Config.parse({**own, **settings.driver})
 
 
-def rank_layout(config: ModelConfig, settings: WorkerSettings) -> PageLayout:
-    """A page as one rank keeps it: its share of the KV heads."""
-    return PageLayout(
-        kind="mha",
-        n_layers=config.n_layers,
-        n_kv_heads=config.n_kv_heads // settings.n_ranks,
-        head_dim=config.head_dim,
-        dtype=config.dtype,
-        page_tokens=settings.page_tokens,
-    )
-
-
 def open_ports(
     orders: ProcessOrders, model: ModelConfig, config: Config, on_landed: Callable[[], None]
 ) -> RankPorts:
     """Allocate both tiers of this rank and connect it."""
     settings = orders.settings
-    layout = rank_layout(model, settings)
+    layout = rank_layout(model, settings.page_tokens, settings.n_ranks)
     memory = LayeredMemory.allocate(layout, settings.device_pages, settings.device)
     pool = HostPool(max(1, settings.host_pages), layout.page_bytes)
     received = CountedMemory(memory)

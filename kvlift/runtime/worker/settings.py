@@ -15,6 +15,8 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     `peers` empty: the cluster's own prefill process. `link_gbps` slows what prefill sends down to
     a link of that many 10^9 bits a second; 0 leaves it alone. Without `decode_reuses` decode
     forgets everything before each request: the yardstick of what reuse is worth.
+    `output_reserved_percent`: how much of the room for an answer is reserved at submission; below
+    100 more requests run side by side and the youngest may be retracted.
     """
 
     role: Role = "both"
@@ -34,6 +36,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     link_gbps: float = 0.0
     decode_chunk_tokens: int = 256
     decode_reuses: bool = True
+    output_reserved_percent: int = 100
     n_running_max: int = 32
     n_requests_max: int = 256
     start_timeout_s: float = 120.0
@@ -51,6 +54,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             ("host_pages", self.host_pages, 0, 1 << 24),
             ("prefill_chunk_tokens", self.prefill_chunk_tokens, 1, 1 << 20),
             ("decode_chunk_tokens", self.decode_chunk_tokens, 1, 1 << 20),
+            ("output_reserved_percent", self.output_reserved_percent, 0, 100),
             ("n_running_max", self.n_running_max, 1, 1 << 16),
             ("n_requests_max", self.n_requests_max, 1, 1 << 16),
             ("link_gbps", self.link_gbps, 0, 1e6),

@@ -1,0 +1,198 @@
+"""`kvlift serve`: the reference worker behind HTTP."""
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from kvlift.cli.output import (
+    fail,
+    json_option,
+    only_the_answer_on_stdout,
+    print_json,
+    say,
+)
+
+if TYPE_CHECKING:
+    from kvlift.runtime.worker.launch import Cluster
+    from kvlift.runtime.worker.settings import WorkerSettings
+
+SECRET_VARIABLE: Final = "KVLIFT_SECRET"
+SECRET_BYTES_MIN: Final = 16
+LOOK_S: Final = 0.2
+
+
+def _settings(**options: Any) -> "WorkerSettings":
+    """Raises a usage error for a combination that cannot work."""
+    from kvlift.runtime.worker.settings import WorkerSettings
+
+    fields = dict(entry.partition("=")[::2] for entry in options.pop("config"))
+    if options["role"] == "prefill":
+        options["storage_folder"] = ""
+    settings = WorkerSettings(driver=fields, **options)
+    fault = settings.faults()
+    if fault is not None:
+        raise click.UsageError(fault)
+    return settings
+
+
+def _secret(settings: "WorkerSettings") -> str:
+    """The shared secret of the environment. It is needed where the wire leaves this machine."""
+    secret = os.environ.get(SECRET_VARIABLE, "")
+    if secret and len(secret.encode()) < SECRET_BYTES_MIN:
+        fail(
+            f"{SECRET_VARIABLE} has less than {SECRET_BYTES_MIN} bytes; "
+            "make one with `openssl rand -hex 32`"
+        )
+    if not secret and settings.role != "both":
+        fail(
+            f"set {SECRET_VARIABLE} to one value for this worker and its peers: "
+            "`openssl rand -hex 32` makes one"
+        )
+    return secret
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    try:
+        return socket.create_server((host, port), backlog=512)
+    except OSError as error:
+        fail(f"cannot listen on {host}:{port} ({error.strerror}); choose another --port")
+
+
+@contextlib.contextmanager
+def _running(settings: "WorkerSettings") -> "Iterator[Cluster]":
+    """The cluster; what cannot start is one sentence and exit code 2."""
+    from kvlift.runtime.worker.generation import EngineDownError
+    from kvlift.runtime.worker.launch import Cluster, ClusterRefusedError
+    from kvlift.runtime.worker.model_config import ModelRefusedError
+
+    cluster = Cluster(settings, _secret(settings))
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(cluster)
+        except (ClusterRefusedError, ModelRefusedError, EngineDownError) as error:
+            fail(str(error))
+        yield cluster
+
+
+async def _served(cluster: "Cluster", listening: socket.socket, address: str) -> str:
+    """Serve until the worker dies; the reason. Ends by cancellation otherwise."""
+    import uvicorn
+
+    from kvlift.runtime.worker.http import create_app
+    from kvlift.runtime.worker.loading import ModelSource
+
+    source = ModelSource(cluster.settings.model, cluster.settings.seed)
+    app = create_app(cluster.engine, source.codec(), source.config())
+    server = uvicorn.Server(
+        uvicorn.Config(app, log_level="warning", lifespan="off", timeout_graceful_shutdown=2)
+    )
+    serving = asyncio.create_task(server.serve(sockets=[listening]))
+    try:
+        while not server.started and not serving.done():  # noqa: ASYNC110 - a field is all it tells
+            await asyncio.sleep(0.01)
+        say(f"ready {address}")
+        while not cluster.died.is_set() and not serving.done():  # noqa: ASYNC110 - set by a thread
+            await asyncio.sleep(LOOK_S)
+        # Clients that wait are answered with the reason before the server ends.
+        return cluster.fault or "the HTTP server has ended"
+    finally:
+        server.should_exit = True
+        await serving
+
+
+@click.command(
+    epilog="Example: kvlift serve --model tiny --ranks 2 --storage ./kv --port 30000",
+    context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
+)
+@click.option(
+    "--role",
+    type=click.Choice(["both", "prefill", "decode"]),
+    default="both",
+    help="`both` starts everything on this machine.",
+)
+@click.option("--ranks", "n_ranks", type=click.IntRange(1, 64), default=2, help="Decode ranks.")
+@click.option("--model", default="tiny", help="A Hugging Face folder, or `tiny`.")
+@click.option("--seed", type=int, default=0, help="Of the tiny model's weights.")
+@click.option("--host", default="127.0.0.1", help="Address of the HTTP server.")
+@click.option("--port", type=click.IntRange(0, 65535), default=30000, help="Its port; 0: any.")
+@click.option("--page-tokens", type=click.IntRange(1, 4096), default=16, help="Tokens a page.")
+@click.option("--device-pages", type=click.IntRange(1), default=512, help="KV pages on the device.")
+@click.option("--host-pages", type=click.IntRange(0), default=1024, help="KV pages on the host.")
+@click.option(
+    "--storage",
+    "storage_folder",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Folder of the storage tier; left out: no storage.",
+)
+@click.option(
+    "--storage-gib",
+    type=click.FloatRange(min=0, min_open=True),
+    default=4.0,
+    help="The most that storage may hold.",
+)
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", help="For the model.")
+@click.option("--peer", "peers", multiple=True, help="Prefill node of a decode worker; repeatable.")
+@click.option("--prefill-bind", default="", help="Where a prefill node listens, tcp://HOST:PORT.")
+@click.option("--link-gbps", type=click.FloatRange(min=0), default=0.0, help="Slow the link down.")
+@click.option("--max-running", "n_running_max", type=click.IntRange(1), default=32, help="Batch.")
+@click.option(
+    "--max-requests", "n_requests_max", type=click.IntRange(1), default=256, help="Queue."
+)
+@click.option("--config", multiple=True, metavar="FIELD=VALUE", help="A field of kvlift's Config.")
+@json_option
+def serve(
+    *,
+    host: str,
+    port: int,
+    storage_folder: Path | None,
+    storage_gib: float,
+    peers: tuple[str, ...],
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Run the reference worker: SGLang's and OpenAI's HTTP routes over prefill and decode.
+
+    Prints `ready http://...` on standard error when it answers. The secret that a prefill node and
+    a decode worker share comes from the environment variable KVLIFT_SECRET.
+    """
+    folder = str(storage_folder.absolute()) if storage_folder else ""
+    settings = _settings(
+        storage_folder=folder,
+        storage_bytes_max=int(storage_gib * (1 << 30)),
+        peers=tuple(peers),
+        **options,
+    )
+    with only_the_answer_on_stdout(as_json=as_json), contextlib.ExitStack() as stack:
+        listening = stack.enter_context(_listening(host, port)) if _has_http(settings) else None
+        cluster = stack.enter_context(_running(settings))
+        reason = _until_the_end(cluster, listening, host)
+    if as_json:
+        print_json({"ended": reason})
+    click.echo(f"kvlift: {reason}", err=True)
+    raise click.exceptions.Exit(1)
+
+
+def _has_http(settings: "WorkerSettings") -> bool:
+    return settings.role != "prefill"
+
+
+def _until_the_end(cluster: "Cluster", listening: socket.socket | None, host: str) -> str:
+    """Why the worker has ended by itself; Ctrl-C goes through as `KeyboardInterrupt`."""
+    if listening is None:
+        say(f"ready {cluster.settings.prefill_bind}")
+        cluster.died.wait()
+        return cluster.fault
+    shown = f"[{host}]" if ":" in host else host
+    address = f"http://{shown}:{listening.getsockname()[1]}"
+    serving = cluster.start(_served(cluster, listening, address))
+    try:
+        return serving.result()
+    except BaseException:
+        serving.cancel()
+        raise

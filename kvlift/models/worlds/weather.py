@@ -1,0 +1,269 @@
+"""What may happen to one rank between two ticks: landings of every kind, deadlines, failures.
+
+Nothing here asks what the core would like: whatever is outstanding may land whole, in part, late,
+twice, fail or never come. `cost` is taken from the world's budget of faults. The fairness classes:
+copies and writes end, a read that was cancelled ends, a closed connection is proven closed, and
+clocks go on. Storage, the prefill node, aborts and faults are not fair, except in a calm world.
+"""
+
+from collections.abc import Iterator
+
+from attrs import evolve, frozen
+
+from kvlift.core.agreed import Kind
+from kvlift.core.ids import Ticket
+from kvlift.core.landed import (
+    Landed,
+    LookupAnswered,
+    MirrorEnded,
+    PagesArrived,
+    PeerCause,
+    PeerFailed,
+    PeerLetGo,
+    PersistEnded,
+    PrefetchEnded,
+    PrefetchProgressed,
+    RestoreEnded,
+    TokenArrived,
+)
+from kvlift.models.worlds.ghost import (
+    Doing,
+    DevicePage,
+    HostPage,
+    Operation,
+    Rank,
+    Talk,
+    with_operation,
+    with_talk,
+)
+
+TOKEN = 7
+"""The first token of every request; its value decides nothing."""
+
+
+@frozen(kw_only=True)
+class Climate:
+    """What this world's weather can do. `deadlines`: kinds of tickets whose time may run out.
+
+    `is_calm`: storage and prefill node answer in the end. `has_pieces`: pages come one by one, too.
+    """
+
+    is_calm: bool = False
+    has_pieces: bool = True
+    has_failures: bool = True
+    has_echoes: bool = False
+    deadlines: frozenset[Kind] = frozenset()
+    peer_failures: frozenset[PeerCause] = frozenset()
+
+
+@frozen(kw_only=True)
+class Event:
+    """One thing that may happen. `label` has `{name}` where the request's name belongs."""
+
+    label: str
+    ticket: Ticket
+    after: Rank
+    fair: str | None = None
+    cost: int = 0
+
+
+# Landing pages.
+
+
+def _with_tags(rank: Rank, one: Operation, n_good: int) -> Rank:
+    """The pages as the operation leaves them: the first `n_good` right, the others garbage."""
+    held = {page.page: page.tag for page in rank.host}
+    on_device = {page.page: page.tag for page in rank.device}
+    if one.doing is Doing.READ:
+        good = dict(zip(one.host[:n_good], one.tags[:n_good], strict=True))
+        host = tuple(HostPage(p.page, good.get(p.page, p.tag)) for p in rank.host)
+        return evolve(rank, host=host)
+    if one.doing is Doing.RESTORE:
+        pairs = zip(one.device[:n_good], one.host[:n_good], strict=True)
+        up = {target: held.get(source) for target, source in pairs}
+        device = tuple(DevicePage(p.page, up.get(p.page, p.tag)) for p in rank.device)
+        return evolve(rank, device=device)
+    if one.doing is Doing.MIRROR:
+        pairs_down = zip(one.host[:n_good], one.device[:n_good], strict=True)
+        down = {target: on_device.get(source) for target, source in pairs_down}
+        host = tuple(HostPage(p.page, down.get(p.page, p.tag)) for p in rank.host)
+        return evolve(rank, host=host)
+    if one.doing is Doing.PERSIST:
+        return evolve(rank, stored=rank.stored | set(one.tags[:n_good]))
+    return rank
+
+
+def landed(rank: Rank, one: Operation, n_good: int) -> Rank:
+    """The operation ends with its first `n_good` pages good; the core hears of it next tick."""
+    return with_operation(_with_tags(rank, one, n_good), one, evolve(one, landed=n_good))
+
+
+def n_stored(rank: Rank, one: Operation) -> int:
+    """Pages of the operation that storage has, to its first hole."""
+    n_pages = 0
+    for tag in one.tags:
+        if tag not in rank.stored:
+            break
+        n_pages += 1
+    return n_pages
+
+
+_VERB = {
+    Doing.LOOKUP: "store {name}",
+    Doing.READ: "store {name}",
+    Doing.RESTORE: "copies {name}",
+    Doing.MIRROR: "writes {name}",
+    Doing.PERSIST: "writes {name}",
+}
+
+
+def events(rank: Rank, number: int, climate: Climate) -> Iterator[Event]:
+    """Everything that may happen to this rank now."""
+    for one in rank.operations:
+        if one.landed is None:
+            yield from _of_operation(rank, one, number, climate)
+    for talk in rank.talks:
+        yield from _of_talk(rank, talk, number, climate)
+    yield from _of_clock(rank, number, climate)
+
+
+def _of_operation(rank: Rank, one: Operation, number: int, climate: Climate) -> Iterator[Event]:
+    what, where = _VERB[one.doing], f"rank={number}"
+    if one.doing is Doing.LOOKUP:
+        if climate.has_failures and not one.is_silent:
+            silent = with_operation(rank, one, evolve(one, is_silent=True))
+            yield Event(label="silence store", ticket=one.ticket, after=silent, cost=1)
+        return
+    is_read = one.doing is Doing.READ
+    n_most = n_stored(rank, one) if is_read else one.n_pages
+    fair: str | None = f"copies and writes of rank {number}"
+    if is_read:
+        fair = f"store of rank {number}" if climate.is_calm or one.is_cancelled else None
+    after = landed(rank, one, n_most)
+    pages = "" if n_most == one.n_pages else f" pages={n_most}"
+    yield Event(label=f"land {what}{pages} {where}", ticket=one.ticket, after=after, fair=fair)
+    if is_read and climate.has_pieces and one.n_done == 0 and n_most > 1:
+        piece = with_operation(_with_tags(rank, one, 1), one, evolve(one, n_done=1))
+        yield Event(label=f"# page 1 of the read of {{name}} comes, {where}",
+                    ticket=one.ticket, after=piece)  # fmt: skip
+    if is_read and one.is_cancelled and one.n_done < n_most:
+        after = landed(rank, one, one.n_done)
+        yield Event(label=f"land {what} pages={one.n_done} {where}",
+                    ticket=one.ticket, after=after, fair=fair)  # fmt: skip
+    if climate.has_failures and n_most > one.n_done and not one.is_cancelled:
+        for n_good in sorted({one.n_done, n_most - 1}):
+            verb = f"fail {what}" if n_good == 0 else f"land {what} pages={n_good}"
+            after = landed(rank, one, n_good)
+            yield Event(label=f"{verb} {where}", ticket=one.ticket, after=after, cost=1)
+    if climate.has_echoes:
+        twice = evolve(after, echoes=(*rank.echoes, report_of(one, n_most)))
+        label = f"land {what} {where}\n# and its report comes twice"
+        yield Event(label=label, ticket=one.ticket, after=twice, cost=1)
+
+
+def _of_talk(rank: Rank, talk: Talk, number: int, climate: Climate) -> Iterator[Event]:
+    where = f"rank={number}"
+    n_left = len(talk.places) - talk.n_landed
+    if talk.has_let_go:
+        return
+
+    def event(label: str, after: Talk, fair: str | None = None, cost: int = 0) -> Event:
+        return Event(label=f"{label} {where}", ticket=talk.ticket, cost=cost, fair=fair,
+                     after=_arrived(rank, talk, after))  # fmt: skip
+
+    can_end = talk.is_asked and not talk.is_aborted and talk.failed is None
+    if can_end and (n_left or not talk.has_token):
+        fair = f"peer of rank {number}" if climate.is_calm else None
+        all_here = evolve(talk, n_landed=talk.n_landed + n_left, has_token=True)
+        yield event("land peer {name}", all_here, fair)
+    is_late = talk.is_aborted or talk.failed is not None
+    if n_left and (is_late or climate.has_pieces):
+        cost = int(n_left == 1 and not is_late)
+        yield event("land peer {name} pages=1", evolve(talk, n_landed=talk.n_landed + 1), None, cost)
+    if talk.is_aborted:
+        yield event("ack peer {name}", evolve(talk, has_let_go=True))
+    if talk.is_closing:
+        fair = f"transport of rank {number}"
+        closed = evolve(talk, has_let_go=True, failed=talk.failed or PeerCause.LOST)
+        yield event("# the connection for {name} is closed,", closed, fair)
+    if talk.failed is None and PeerCause.GONE in climate.peer_failures and not talk.is_aborted:
+        yield event("expire peer {name}", evolve(talk, failed=PeerCause.GONE), None, 1)
+    if talk.failed is None and PeerCause.LOST in climate.peer_failures:
+        lost = evolve(talk, failed=PeerCause.LOST, has_let_go=True)
+        yield event("fail peer {name}", lost, None, 1)
+
+
+def _arrived(rank: Rank, before: Talk, after: Talk) -> Rank:
+    come = slice(before.n_landed, after.n_landed)
+    written = dict(zip(after.places[come], after.tags[come], strict=True))
+    device = tuple(DevicePage(p.page, written.get(p.page, p.tag)) for p in rank.device)
+    return with_talk(evolve(rank, device=device), before, after)
+
+
+def _of_clock(rank: Rank, number: int, climate: Climate) -> Iterator[Event]:
+    """Any single deadline may pass first: ranks' clocks differ, and so do the beginnings."""
+    for ticket, watch in rank.local.watches.items():
+        if watch.timeout_ms is None or watch.has_ended or ticket in rank.expired:
+            continue
+        is_stuck = any(t.ticket == ticket and t.is_aborted for t in rank.talks)
+        if watch.kind in climate.deadlines or is_stuck:
+            after = evolve(rank, expired=tuple(sorted((*rank.expired, ticket))))
+            label = f"advance {watch.timeout_ms + 1}ms rank={number}"
+            yield Event(label=label, ticket=ticket, after=after, fair=f"clock of rank {number}")
+
+
+# What the core hears at the next tick.
+
+
+def report_of(one: Operation, n_good: int) -> Landed:
+    match one.doing:
+        case Doing.LOOKUP:
+            return LookupAnswered(one.ticket, n_good)
+        case Doing.READ:
+            return PrefetchEnded(one.ticket, n_good)
+        case Doing.RESTORE:
+            return RestoreEnded(one.ticket, n_good)
+        case Doing.MIRROR:
+            return MirrorEnded(one.ticket, n_good)
+        case Doing.PERSIST:
+            return PersistEnded(one.ticket, n_good)
+
+
+def delivered(rank: Rank) -> tuple[Rank, list[Landed]]:
+    """The reports of what has happened since the last tick, and the rank without them."""
+    reports: list[Landed] = []
+    running: list[Operation] = []
+    for one in rank.operations:
+        if one.doing is Doing.LOOKUP and not one.is_silent:
+            reports.append(report_of(one, n_stored(rank, one)))
+        elif one.landed is not None:
+            reports.append(report_of(one, one.landed))
+        elif one.doing is not Doing.LOOKUP or one.ticket in rank.local.watches:
+            running.append(one)
+            if one.n_done:
+                reports.append(PrefetchProgressed(one.ticket, one.n_done))
+    talks: list[Talk] = []
+    for talk in rank.talks:
+        reports += _said(talk)
+        if not talk.has_let_go:
+            talks.append(
+                evolve(
+                    talk,
+                    n_told=talk.n_landed,
+                    is_token_told=talk.has_token,
+                    is_failure_told=talk.failed is not None,
+                )
+            )
+    after = evolve(rank, operations=tuple(running), talks=tuple(talks), echoes=(), expired=())
+    return after, reports + list(rank.echoes)
+
+
+def _said(talk: Talk) -> Iterator[Landed]:
+    if talk.n_landed > talk.n_told:
+        yield PagesArrived(talk.ticket, talk.n_landed)
+    if talk.has_token and not talk.is_token_told:
+        yield TokenArrived(talk.ticket, TOKEN, 0.0)
+    if talk.failed is not None and not talk.is_failure_told:
+        yield PeerFailed(talk.ticket, talk.failed, "the prefill node fails")
+    if talk.has_let_go:
+        yield PeerLetGo(talk.ticket)

@@ -1,0 +1,104 @@
+"""The host's calls on their way to the next tick: checked at once, taken in order.
+
+Thread-safe: `submit` and `abort` come from anywhere."""
+
+import threading
+from collections import deque
+
+from kvlift.core.ids import Rid
+from kvlift.core.prompt import Prompt
+from kvlift.core.submission import Abort, Finish, Retract, Submission, Submit
+from kvlift.effects.wakeup import Wakeup
+from kvlift.runtime.config import Config
+from kvlift.runtime.errors import (
+    DuplicateRequest,
+    PromptTooLong,
+    TooManyRequests,
+    UnknownRequest,
+)
+
+
+class Inbox:
+    """`n_taken` and `n_known` count calls since the start, taken and given."""
+
+    def __init__(self, config: Config, wakeup: Wakeup) -> None:
+        self._config = config
+        self._wakeup = wakeup
+        self._calls: deque[Submission] = deque()
+        self._alive: set[str] = set()
+        self._lock = threading.Lock()
+        self._n_taken = 0
+
+    def submit(
+        self, rid: str, prompt: Prompt, *, peer: str, priority: int, n_pages_output: int
+    ) -> None:
+        """Raises a `RequestError` or `ValueError` where the request can't be; nothing is kept."""
+        self._check(rid, prompt, n_pages_output)
+        with self._lock:
+            if rid in self._alive:
+                raise DuplicateRequest(rid)
+            if len(self._alive) >= self._config.requests_max:
+                raise TooManyRequests(self._config.requests_max)
+            self._alive.add(rid)
+            self._calls.append(
+                Submit(
+                    rid=Rid(rid),
+                    prompt=prompt,
+                    peer=peer,
+                    priority=priority,
+                    n_pages_output=n_pages_output,
+                )
+            )
+        self._wakeup.ring()
+
+    def _check(self, rid: str, prompt: Prompt, n_pages_output: int) -> None:
+        n_pages = prompt.n_pages + n_pages_output
+        if n_pages > self._config.device_pages:
+            raise PromptTooLong(rid, n_pages, self._config.device_pages)
+        if prompt.page_tokens != self._config.page_tokens:
+            raise ValueError(
+                f"the prompt's pages have {prompt.page_tokens} tokens, "
+                f"the cache's {self._config.page_tokens}"
+            )
+        if prompt.n_tokens == 0:
+            raise ValueError(f"request {rid!r} has an empty prompt")
+
+    def call(self, rid: str, name: str, call: Submission) -> None:
+        """A call about a living request. Raises `UnknownRequest`."""
+        with self._lock:
+            if rid not in self._alive:
+                raise UnknownRequest(rid, name)
+            self._calls.append(call)
+        self._wakeup.ring()
+
+    def is_leaving(self, rid: str) -> bool:
+        """A call is under way after which the request is not the scheduler's any more."""
+        with self._lock:
+            return any(
+                isinstance(call, Abort | Finish | Retract) and call.rid == rid
+                for call in self._calls
+            )
+
+    def append(self, call: Submission) -> None:
+        """A call about the cache as a whole."""
+        with self._lock:
+            self._calls.append(call)
+        self._wakeup.ring()
+
+    def take(self, n_known_to_all: int | None = None) -> tuple[Submission, ...]:
+        """Everything so far, or only what every rank is known to have been given."""
+        with self._lock:
+            n_calls = len(self._calls)
+            if n_known_to_all is not None:
+                n_calls = max(0, min(n_calls, n_known_to_all - self._n_taken))
+            self._n_taken += n_calls
+            return tuple(self._calls.popleft() for _ in range(n_calls))
+
+    def n_known(self) -> int:
+        with self._lock:
+            return self._n_taken + len(self._calls)
+
+    def has_ended(self, rid: str) -> None:
+        """The id is free again."""
+        with self._lock:
+            self._alive.discard(rid)
