@@ -160,7 +160,8 @@ def _digest(
     before: bytes, verdict: Verdict | None, calls: tuple[Submission, ...], decision: Decision
 ) -> bytes:
     """A chain over decisions: cost grows with what a tick did, not with what is cached."""
-    if verdict is None and not (calls or decision.effects or decision.notices or decision.arrows):
+    is_news = verdict is not None and bool(verdict.observations)
+    if not (is_news or calls or decision.effects or decision.notices or decision.arrows):
         return before
     hasher = blake2b(before, digest_size=16)
     for call in calls:

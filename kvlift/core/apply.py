@@ -51,6 +51,7 @@ from kvlift.core.way_down import begin_descent
 def happen(draft: Draft, attempt: Attempt, event: Event) -> None:
     """One event of one request, with everything that it causes at once."""
     request = draft.requests[attempt]
+    draft.touched[attempt] = None
     phase, deeds = step(request.phase, event)
     if phase is not request.phase:
         draft.arrows.append((type(request.phase), type(event), type(phase)))

@@ -53,7 +53,7 @@ class Room:
 
 @frozen(kw_only=True)
 class Verdict:
-    """What all ranks have agreed for one tick."""
+    """What all ranks have agreed for one tick; `observations` are those that are new."""
 
     device_room: int
     host_room: int
@@ -106,18 +106,30 @@ def to_wire(
     seen: tuple[Observation, ...],
 ) -> tuple[int, ...]:
     """This rank's ballot; `seen` are its observations of the `slots`, in that order."""
-    header = [signed for proof in proven for signed in (proof, -proof)]
-    header += [
+    header = header_of(
+        proven, room=room, rates=rates, is_healthy=is_healthy, n_submissions=n_submissions
+    )
+    return header + body_of(seen, policy)
+
+
+def header_of(
+    proven: Proofs, *, room: Room, rates: Rates, is_healthy: bool, n_submissions: int
+) -> tuple[int, ...]:
+    return (
+        *(signed for proof in proven for signed in (proof, -proof)),
         room.device,
         room.host,
         -rates.prefetch_us,
         rates.transfer_us if rates.transfer_us else BIG,
         int(is_healthy),
         n_submissions,
-    ]
+    )
+
+
+def body_of(seen: tuple[Observation, ...], policy: Policy) -> tuple[int, ...]:
+    """Three integers a slot, zeros in those that are not in use."""
     body = [value for o in seen for value in (o.progress, o.ended, o.ceiling)]
-    padding = [0] * (N_INTS * (policy.ballot_slots - len(seen)))
-    return (*header, *body, *padding)
+    return (*body, *[0] * (N_INTS * (policy.ballot_slots - len(seen))))
 
 
 def first_difference(least: tuple[int, ...]) -> str | None:
@@ -139,9 +151,13 @@ def from_wire(least: tuple[int, ...], agreed: Agreed, policy: Policy) -> Verdict
     if not healthy:
         raise RankFailed(agreed.tick)
     observations = []
-    for at, ticket in enumerate(slots(agreed, policy)):
-        progress, ended, ceiling = least[N_HEADER + N_INTS * at : N_HEADER + N_INTS * (at + 1)]
-        observations.append((ticket, Observation(progress, ended, ceiling)))
+    body = iter(least[N_HEADER:])
+    for ticket, progress, ended, ceiling in zip(
+        slots(agreed, policy), body, body, body, strict=False
+    ):
+        known = agreed.tickets[ticket]
+        if ended or progress != known.progress or ceiling != known.ceiling:
+            observations.append((ticket, Observation(progress, ended, ceiling)))
     return Verdict(
         device_room=device,
         host_room=host,

@@ -31,7 +31,15 @@ from kvlift.core.effect import (
 )
 from kvlift.core.ids import Ticket
 from kvlift.core.landed import PeerCause
-from kvlift.core.local import Chain, Limits, Local, Parkable, Watch, ended_with
+from kvlift.core.local import (
+    Chain,
+    Limits,
+    Local,
+    Parkable,
+    Watch,
+    ended_with,
+    first_deadline_ns,
+)
 
 
 class Desk:
@@ -68,6 +76,7 @@ class Desk:
             reasons=self.reasons,
             dismissed=tuple(self.dismissed),
             rates=self.rates,
+            deadline_ns=first_deadline_ns(self.watches.values()),
             n_stale=self.n_stale,
             leaving=tuple(self.leaving),
         )

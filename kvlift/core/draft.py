@@ -39,6 +39,7 @@ class Draft:
         self.next_ticket = agreed.next_ticket
         self.next_attempt = agreed.next_attempt
         self.effects: list[Effect] = []
+        self.touched: dict[Attempt, None] = {}
         self.notices: list[Notice] = []
         self.closed: list[Ticket] = []
         self.arrows: list[tuple[type, type, type]] = []

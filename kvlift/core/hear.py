@@ -34,8 +34,11 @@ def hear(
     local: Local, limits: Limits, reports: Iterable[Landed], now_ns: int
 ) -> tuple[Local, tuple[Effect, ...]]:
     """The local state after these reports at this time, and what may start because of them."""
+    news = tuple(reports)
+    if not news and now_ns <= local.deadline_ns:
+        return local, ()
     desk = Desk(local, limits, now_ns)
-    for report in reports:
+    for report in news:
         _take(desk, report)
     for ticket, watch in list(desk.watches.items()):
         if is_overdue(watch, now_ns):
@@ -51,10 +54,13 @@ def order(
     now_ns: int,
 ) -> tuple[Local, tuple[Effect, ...]]:
     """The local state after a plan's effects, and those of them that start now."""
+    wanted, over = tuple(effects), tuple(closed)
+    if not wanted and not over:
+        return local, ()
     desk = Desk(local, limits, now_ns)
-    for effect in effects:
+    for effect in wanted:
         desk.order(effect)
-    for ticket in closed:
+    for ticket in over:
         desk.close(ticket)
     return desk.frozen(), tuple(desk.started)
 

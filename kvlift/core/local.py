@@ -20,6 +20,7 @@ from kvlift.core.observation import OVERDUE, Observation
 from kvlift.core.policy import PrefetchPolicy
 
 NS_PER_MS: Final = 1_000_000
+NEVER_NS: Final = 2**63 - 1
 
 Parkable: TypeAlias = StartPrefetch | StartRestore | StartMirror | StartPersist
 """Effects of which only so many may be in flight; the others wait for their turn."""
@@ -89,7 +90,8 @@ class Chain:
 class Local:
     """`token_by_hold`: under which ticket a first token is awaited. `tokens`, `reasons`: what peers
     said, by conversation; never part of a decision, and dropped a tick after the end (`leaving`).
-    `parked`: effects that wait for their turn. `n_stale`: reports that came too late, so far."""
+    `parked`: effects that wait for their turn. `deadline_ns`: nothing is overdue before. `n_stale`:
+    reports that came too late, so far."""
 
     watches: Mapping[Ticket, Watch] = MappingProxyType({})
     chains: Mapping[Ticket, Chain] = MappingProxyType({})
@@ -100,6 +102,7 @@ class Local:
     reasons: Mapping[Ticket, str] = MappingProxyType({})
     dismissed: tuple[Ticket, ...] = ()
     rates: Rates = Rates()
+    deadline_ns: int = NEVER_NS
     n_stale: int = 0
     leaving: tuple[Ticket, ...] = ()
 
@@ -125,13 +128,18 @@ def is_overdue(watch: Watch, now_ns: int) -> bool:
 
 def next_deadline_ns(local: Local) -> int | None:
     """When a host with an empty batch must wake up at the latest. None: never."""
+    return None if local.deadline_ns == NEVER_NS else local.deadline_ns
+
+
+def first_deadline_ns(watches: Iterable[Watch]) -> int:
+    """The earliest instant after which one of these is overdue."""
     return min(
         (
             watch.since_ns + watch.timeout_ms * NS_PER_MS
-            for watch in local.watches.values()
+            for watch in watches
             if watch.timeout_ms is not None and not watch.has_ended
         ),
-        default=None,
+        default=NEVER_NS,
     )
 
 

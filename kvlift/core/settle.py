@@ -28,15 +28,30 @@ from kvlift.core.tier import Source, Tier
 
 
 def settle(draft: Draft) -> None:
-    """Bring every request to where nothing more follows; each step moves forward, so it ends."""
-    for attempt in list(draft.requests):
-        request = draft.requests.get(attempt)
-        if request is None:
-            continue
-        if isinstance(request.phase, Filling):
-            _settle_filling(draft, attempt)
-        elif isinstance(request.phase, Draining) and not _is_draining(draft, attempt):
-            happen(draft, attempt, Drained())
+    """Bring what was touched to where nothing more follows; each step moves forward, so it ends."""
+    followers, leaders = _sharing(draft)
+    while draft.touched:
+        touched, draft.touched = draft.touched, {}
+        for attempt in sorted({**touched, **followers}):
+            request = draft.requests.get(attempt)
+            if request is None:
+                continue
+            if isinstance(request.phase, Filling):
+                _settle_filling(draft, attempt, leaders)
+            elif isinstance(request.phase, Draining) and not _is_draining(draft, attempt):
+                happen(draft, attempt, Drained())
+
+
+def _sharing(draft: Draft) -> tuple[dict[Attempt, None], dict[int, None]]:
+    """Who follows, and who is followed."""
+    followers: dict[Attempt, None] = {}
+    leaders: dict[int, None] = {}
+    for attempt, request in draft.requests.items():
+        phase = request.phase
+        if isinstance(phase, Filling) and phase.follow is not None:
+            followers[attempt] = None
+            leaders[phase.follow.leader] = None
+    return followers, leaders
 
 
 def _is_draining(draft: Draft, attempt: Attempt) -> bool:
@@ -50,9 +65,9 @@ def _filling(draft: Draft, attempt: Attempt) -> tuple[Request, Filling] | None:
     return request, request.phase
 
 
-def _settle_filling(draft: Draft, attempt: Attempt) -> None:
+def _settle_filling(draft: Draft, attempt: Attempt, leaders: dict[int, None]) -> None:
     _share(draft, attempt)
-    _publish(draft, attempt)
+    _publish(draft, attempt, leaders)
     _give_up_late_reads(draft, attempt)
     _widen(draft, attempt)
     _become_ready(draft, attempt)
@@ -82,7 +97,7 @@ def _share(draft: Draft, attempt: Attempt) -> None:
         happen(draft, attempt, LeaderLost())
 
 
-def _publish(draft: Draft, attempt: Attempt) -> None:
+def _publish(draft: Draft, attempt: Attempt, leaders: dict[int, None]) -> None:
     """The cached prefix joins the index when all of it is here, the rest when the rest is.
 
     While another request waits for these pages they join as they come."""
@@ -95,19 +110,10 @@ def _publish(draft: Draft, attempt: Attempt) -> None:
         return
     is_whole = n_landed == request.prompt.n_pages_full
     is_prefix = phase.lease.n_shared < phase.plan.bounds.storage <= n_landed
-    if is_whole or is_prefix or _is_followed(draft, attempt):
+    if is_whole or is_prefix or attempt in leaders:
         lease = published(draft, request, phase.lease, n_landed)
         if lease is not phase.lease:
             happen(draft, attempt, Published(lease))
-
-
-def _is_followed(draft: Draft, attempt: Attempt) -> bool:
-    return any(
-        isinstance(other.phase, Filling)
-        and other.phase.follow is not None
-        and other.phase.follow.leader == attempt
-        for other in draft.requests.values()
-    )
 
 
 def _give_up_late_reads(draft: Draft, attempt: Attempt) -> None:

@@ -134,6 +134,7 @@ def _let_go(draft: Draft, ticket: Ticket) -> None:
         if ticket not in drain.tickets:
             kept.append(drain)
             continue
+        draft.touched[drain.attempt] = None
         left = tuple(t for t in drain.tickets if t != ticket)
         if left:
             kept.append(evolve(drain, tickets=left))

@@ -164,7 +164,7 @@ class Journal(SilentObserver):
         with self._lock:
             self._note_idle_ticks()
             if not isinstance(self._sink, Ring):
-                raise ValueError("only a ring can be dumped: a file has everything already")
+                raise TypeError("only a ring can be dumped: a file has everything already")
             header = replace(self.header, n_lost=self._sink.n_lost)
             lines = self._sink.lines()
         dump(path, [header, *lines])

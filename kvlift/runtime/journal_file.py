@@ -1,8 +1,8 @@
 """A journal's file: lines are encoded and written by a thread of their own, never by the tick.
 
 A full or slow disk is weather: the journal stops with one log line and the driver goes on.
-The file is private (0600), since it holds prompts. A file of that name that is there already is kept
-beside it with `.1` behind its name, so that a restart does not destroy the journal of a crash.
+The file is private (0600), since it holds prompts. An older file of that name is kept beside it
+with `.1` behind its name, so that a restart does not destroy the journal of a crash.
 """
 
 import logging

@@ -2,7 +2,7 @@
 
 One JSON object a line (NDJSON), told apart by the field `line`:
 
-    journal   the first line: format, config, rank, and how many ticks were lost before the next line
+    journal   the first line: format, config, rank, and how many lines a ring has lost behind it
     tick      a tick in which something happened
     idle      `n` ticks in which nothing did
     grow      a growth between two ticks
@@ -40,6 +40,7 @@ from kvlift.core.effect import (
     TakeDevice,
     TakeHost,
 )
+from kvlift.core.ids import Ticket
 
 FORMAT: Final = 1
 NOTE: Final = "This journal holds the prompts and answers of users as tokens. Keep it private."
@@ -71,7 +72,7 @@ class ArrowRow(msgspec.Struct, array_like=True, frozen=True):
 class Header(
     msgspec.Struct, tag="journal", tag_field="line", forbid_unknown_fields=True, frozen=True
 ):
-    """`n_lost`: lines that a ring has dropped; only a journal that has lost none can be replayed."""
+    """`n_lost`: lines that a ring has dropped; with any lost, nothing can be decided again."""
 
     format: int
     config: dict[str, int | str]
@@ -190,7 +191,7 @@ def arrow_rows(decision: Decision) -> tuple[ArrowRow, ...]:
 
 
 def _row(effect: Effect, agreed: Agreed) -> EffectRow:
-    ticket = getattr(effect, "ticket", 0)
+    ticket = Ticket(getattr(effect, "ticket", 0))
     known = agreed.tickets.get(ticket)
     owner = 0
     if isinstance(effect, SendHold):

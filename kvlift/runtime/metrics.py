@@ -263,7 +263,7 @@ class Metrics(SilentObserver):
             self._series("kvlift_in_flight", work).set(local.n_in_flight.get(kind, 0))
             self._series("kvlift_queued", work).set(parked[kind])
         self._series("kvlift_tickets").set(len(agreed.tickets))
-        rates = (("prefetch", local.rates.prefetch_us), ("transfer", local.rates.transfer_us))
+        rates = (("prefetch", agreed.rates.prefetch_us), ("transfer", agreed.rates.transfer_us))
         for way, spent_us in rates:
             self._series("kvlift_measured_microseconds_per_page", way).set(spent_us)
 

@@ -7,7 +7,7 @@ has one, and the scheduler has the agreed half (`hosted`).
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from kvlift.core.ballot import Proofs, Room, to_wire
+from kvlift.core.ballot import Proofs, Room, body_of, header_of
 from kvlift.core.effect import Effect
 from kvlift.core.hear import hear, order
 from kvlift.core.ids import Ticket
@@ -32,6 +32,10 @@ class RankHalf:
         self.n_started: Counter[str] = Counter()
         self._observer = observer
         self._is_healthy = True
+        # The body of the last ballot, for as long as nothing has been seen or asked anew.
+        self._said_of: object = None
+        self._said_tickets: Sequence[Ticket] = ()
+        self._said: tuple[int, ...] = ()
         self.reconfigure(config)
 
     def reconfigure(self, config: Config) -> None:
@@ -79,15 +83,17 @@ class RankHalf:
         self, proofs: Proofs, tickets: Sequence[Ticket], n_submissions: int
     ) -> tuple[int, ...]:
         """What this rank has to say of these tickets, and what room it has."""
-        return to_wire(
+        if self._said_of is not self.local.watches or self._said_tickets != tickets:
+            self._said_of, self._said_tickets = self.local.watches, tickets
+            self._said = body_of(seen(self.local, tickets), self._policy)
+        header = header_of(
             proofs,
-            self._policy,
             room=self._room(),
             rates=self.local.rates,
             is_healthy=self._is_healthy,
             n_submissions=n_submissions,
-            seen=seen(self.local, tickets),
         )
+        return header + self._said
 
     def _room(self) -> Room:
         return Room(

@@ -187,15 +187,16 @@ def test_a_damaged_restored_page_is_found_out(cluster: Cluster, decoder: Decoder
     prompt = prompt_of(9, 64)
     wanted = run(cluster, "sound", prompt, greedy(8))
     settled(cluster)
-    before = settled(cluster)[0]
+    before = settled(cluster)
     cluster.flush(["device"])
     cluster.verify_restored(is_on=True)
     cluster.damage_next_restored()
     damaged = run(cluster, "damaged", prompt, greedy(8))
     cluster.verify_restored(is_on=False)
-    after = settled(cluster)[0]
-    assert after["pages_damaged"] == 1
-    assert after["pages_wrong"] - before["pages_wrong"] == 1
+    after = settled(cluster)
+    assert sum(rank["pages_damaged"] for rank in after) == 1
+    n_wrong = [rank["pages_wrong"] for rank in after]
+    assert sum(n_wrong) - sum(rank["pages_wrong"] for rank in before) == 1
     scores = plain_scores(decoder, [*prompt, *damaged.tokens], len(prompt))
     diffs = [abs(a - b) for a, b in zip(damaged.logprobs, scores, strict=True)]
     assert max(diffs) > 1e-3
@@ -428,7 +429,9 @@ def test_serve_answers_both_dialects_and_ctrl_c_leaves_nothing(tmp_path: Path) -
             )
             assert chat.usage is not None
             assert chat.usage.completion_tokens <= 4
-        assert "kvlift_worker_requests_total" in call(address, "/metrics")
+        metrics = call(address, "/metrics")
+        assert "kvlift_worker_requests_total" in metrics
+        assert 'kvlift_tickets{rank="0"}' in metrics
         children = children_of(process.pid)
         assert len(children) == 3
         process.send_signal(signal.SIGINT)

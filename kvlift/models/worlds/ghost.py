@@ -97,6 +97,7 @@ class Talk:
     first `n_landed` are written. `told` is what the core has heard so far, as (pages, failure)."""
 
     ticket: Ticket
+    prompt: Prompt
     tags: tuple[Tag, ...] = ()
     places: tuple[DeviceHandle, ...] = ()
     is_asked: bool = False
@@ -341,8 +342,7 @@ class Bench:
     ) -> None:
         """A want under a conversation that is over changes nothing: the news is on its way."""
         if isinstance(effect, SendHold):
-            self.talks.append(Talk(ticket=effect.ticket))
-            self.prompts[effect.ticket] = effect.prompt
+            self.talks.append(Talk(ticket=effect.ticket, prompt=effect.prompt))
             return
         for at, talk in enumerate(self.talks):
             if talk.ticket == effect.ticket:
@@ -350,17 +350,13 @@ class Bench:
                 self.talks[at : at + 1] = [] if after is None else [after]
                 return
 
-    prompts: dict[Ticket, Prompt] = field(factory=dict)
-    """Of open conversations, by hold: the agreed state knows them."""
-
     def _told(
         self, talk: Talk, effect: SendWant | SendCommitted | SendAborted | ClosePeer
     ) -> Talk | None:
         match effect:
             case SendWant(start=start, device=device):
                 self._write_device(device)
-                prompt = self.prompts[talk.ticket]
-                tags = tuple(tag_of(prompt, at) for at in range(start, start + len(device)))
+                tags = tuple(tag_of(talk.prompt, at) for at in range(start, start + len(device)))
                 return evolve(
                     talk, tags=talk.tags + tags, places=talk.places + device, is_asked=True
                 )

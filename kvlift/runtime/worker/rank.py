@@ -22,6 +22,8 @@ from kvlift.core.tier import Tier
 from kvlift.effects.ports import RankLost
 from kvlift.effects.wire_io import Waker
 from kvlift.runtime.driver import Driver
+from kvlift.runtime.metrics import Metrics, NoMetrics
+from kvlift.runtime.observers import observers_for
 from kvlift.runtime.worker.audit import Audit
 from kvlift.runtime.worker.beats import SILENCE_S, BeatReceiver, BeatSender
 from kvlift.runtime.worker.child import Channel, live
@@ -69,6 +71,7 @@ class RankLoop:
     driver: Driver
     engine: DecodeEngine
     parts: RankPorts
+    metrics: Metrics | NoMetrics
     channel: Channel
     waker: Waker
     stop: threading.Event
@@ -162,9 +165,11 @@ class RankLoop:
             case DamageRequested():
                 self.engine.audit.damages_next = True
             case StatsAsked(number=number):
+                self.engine.audit.compare_pending()
                 self.channel.tell(Answered(number=number, value=self.stats()))
             case MetricsAsked(number=number):
-                self.channel.tell(Answered(number=number, value=self._metrics()))
+                text = self.metrics.exposition().decode()
+                self.channel.tell(Answered(number=number, value=text))
             case ScoreAsked() | StopRequested():
                 raise ValueError(f"a decode rank cannot obey {type(command).__name__}")
 
@@ -198,12 +203,8 @@ class RankLoop:
             "device": attrs.asdict(seen.device),
             "host": attrs.asdict(seen.host),
             "n_tickets": seen.n_tickets,
+            "n_pins": seen.n_device_pins + seen.n_host_pins,
         }
-
-    def _metrics(self) -> str:
-        from prometheus_client import generate_latest
-
-        return generate_latest().decode()
 
 
 def namespace_of(orders: ProcessOrders, model: str, dtype: str, request: Request) -> bytes:
@@ -263,9 +264,21 @@ def work(orders: ProcessOrders, stop: threading.Event) -> None:
     else:
         deadline_s = settings.ballot_deadline_s
         receiver = BeatReceiver(orders.run_folder, orders.group, orders.rank, deadline_s, stop)
-    with Driver(config, parts.ports) as driver:
+    observers = observers_for(config, parts.ports)
+    with Driver(config, parts.ports, observers.observer) as driver:
         engine = engine_of(orders, decoder, driver, parts)
-        loop = RankLoop(orders, driver, engine, parts, channel, waker, stop, sender, receiver)
+        loop = RankLoop(
+            orders,
+            driver,
+            engine,
+            parts,
+            observers.metrics,
+            channel,
+            waker,
+            stop,
+            sender,
+            receiver,
+        )
         channel.tell(Started(info={"role": "decode", "rank": orders.rank}))
         loop.run()
     for end in (sender, receiver, channel, waker):

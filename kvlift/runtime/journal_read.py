@@ -1,0 +1,152 @@
+"""Reading a journal that anybody may have written: every size is bounded, every error has a line.
+
+A journal whose process was killed may end in half a line: that line is left out, and `is_cut` of
+the reader says so.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Any, BinaryIO, Final
+
+import msgspec
+from attrs import define, field
+
+from kvlift.core import submission
+from kvlift.core.keys import TOKEN_BYTES
+from kvlift.core.landed import Landed
+from kvlift.core.prompt import Prompt
+from kvlift.core.submission import Finish, Retract, Submission, Submit
+from kvlift.runtime.config import Config, ConfigError
+from kvlift.runtime.journal_lines import (
+    FORMAT,
+    AdoptLine,
+    FaultLine,
+    GrowLine,
+    Header,
+    IdleLine,
+    Line,
+    Named,
+    TickLine,
+)
+
+LINE_BYTES_MAX: Final = 128 << 20
+"""A tick with some dozens of the longest prompts that exist, in base64."""
+
+PAGES_MAX: Final = 1 << 24
+"""Device and host pages of a config that is replayed: a thousand times a large machine's."""
+
+REPORTS: Final = {kind.__name__: kind for kind in Landed.__args__}
+CALLS: Final = {kind.__name__: kind for kind in submission.Submission.__args__}
+
+_DECODER: Final[msgspec.json.Decoder[Line]] = msgspec.json.Decoder(Line)
+
+
+class JournalError(ValueError):
+    """This is no journal, or one that can't be used. The message names the line."""
+
+    def __init__(self, line: int, problem: str) -> None:
+        super().__init__(f"line {line}: {problem}")
+        self.line = line
+
+
+def file_lines(file: BinaryIO) -> Iterator[bytes]:
+    """The lines of a binary file, none longer than the reader would take."""
+    while line := file.readline(LINE_BYTES_MAX + 1):
+        yield line
+
+
+@define(eq=False)
+class JournalReader:
+    """`header` is read at once, the other lines on demand. Raises `JournalError`."""
+
+    _lines: Iterator[bytes]
+    header: Header = field(init=False)
+    config: Config = field(init=False)
+    number: int = field(default=0, init=False)
+    is_cut: bool = field(default=False, init=False)
+
+    @classmethod
+    def of(cls, lines: Iterable[bytes]) -> "JournalReader":
+        return cls(iter(lines))
+
+    def __attrs_post_init__(self) -> None:
+        header = next(self._decoded(), None)
+        if not isinstance(header, Header):
+            raise JournalError(1, "a journal begins with a line of kind 'journal'; this does not")
+        if header.format != FORMAT:
+            raise JournalError(
+                1, f"this journal has format {header.format}, only {FORMAT} can be read here"
+            )
+        self.header = header
+        self.config = _config(header)
+
+    def __iter__(self) -> Iterator[TickLine | IdleLine | GrowLine | AdoptLine | FaultLine]:
+        for line in self._decoded():
+            if isinstance(line, Header):
+                raise JournalError(self.number, "a second header: these are two journals in one")
+            yield line
+
+    def error(self, problem: str) -> JournalError:
+        """About the line that was read last."""
+        return JournalError(self.number, problem)
+
+    def _decoded(self) -> Iterator[Line]:
+        for raw in self._lines:
+            self.number += 1
+            if len(raw) > LINE_BYTES_MAX:
+                raise self.error(f"longer than {LINE_BYTES_MAX} bytes: this is no journal")
+            try:
+                yield _DECODER.decode(raw)
+            except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+                if not raw.endswith(b"\n") and self.number > 1:
+                    self.is_cut = True
+                    return
+                raise self.error(str(error)) from None
+
+    def call(self, value: Named) -> Submission:
+        """One call of a tick line, as the driver would have taken it."""
+        made: Submission = self._named(value, CALLS, "call")
+        if isinstance(made, Submit):
+            self.check_prompt(made.prompt)
+            n_pages = made.prompt.n_pages + made.n_pages_output
+            if made.n_pages_output < 0 or n_pages > self.config.device_pages:
+                raise self.error(f"request {made.rid!r} is larger than the device")
+        if isinstance(made, Finish | Retract) and len(made.output) % TOKEN_BYTES:
+            raise self.error(f"the output of {made.rid!r} is not a whole number of tokens")
+        return made
+
+    def report(self, value: Named) -> Landed:
+        made: Landed = self._named(value, REPORTS, "report")
+        return made
+
+    def prompt(self, value: object) -> Prompt:
+        made: Prompt = self._converted(value, Prompt)
+        self.check_prompt(made)
+        return made
+
+    def check_prompt(self, prompt: Prompt) -> None:
+        if prompt.page_tokens != self.config.page_tokens:
+            raise self.error(f"a prompt with pages of {prompt.page_tokens} tokens")
+        if prompt.n_tokens == 0 or len(prompt.tokens) % TOKEN_BYTES:
+            raise self.error("a prompt that is empty or not a whole number of tokens")
+
+    def _named(self, value: Named, kinds: dict[str, type], what: str) -> Any:
+        name = next(iter(value), "")
+        if len(value) != 1 or name not in kinds:
+            raise self.error(f"there is no {what} {name[:40]!r}")
+        return self._converted(value[name], kinds[name])
+
+    def _converted(self, value: object, kind: type) -> Any:
+        try:
+            return msgspec.convert(value, kind)
+        except (msgspec.ValidationError, RecursionError) as error:
+            raise self.error(f"{kind.__name__}: {error}") from None
+
+
+def _config(header: Header) -> Config:
+    try:
+        config = Config.parse(dict(header.config))
+    except (ConfigError, TypeError) as error:
+        raise JournalError(1, f"the config in it can't be used: {error}") from None
+    if max(config.device_pages, config.host_pages) > PAGES_MAX:
+        raise JournalError(1, f"more than {PAGES_MAX} pages in a tier")
+    return config
