@@ -36,11 +36,13 @@ if TYPE_CHECKING:
         DuplicateRequest,
         PromptTooLong,
         RequestError,
+        RequestLeaving,
         TooManyRequests,
         UnknownRequest,
     )
     from kvlift.runtime.interpret import Ports
     from kvlift.runtime.observer import Observer
+    from kvlift.runtime.observers import Observers, observers_for
     from kvlift.runtime.prefill import PrefillNode
     from kvlift.runtime.snapshot import Snapshot
     from kvlift.runtime.tick import (
@@ -82,11 +84,13 @@ _NAMES_BY_MODULE: Final = {
         "DuplicateRequest",
         "PromptTooLong",
         "RequestError",
+        "RequestLeaving",
         "TooManyRequests",
         "UnknownRequest",
     ),
     "kvlift.runtime.interpret": ("Ports",),
     "kvlift.runtime.observer": ("Observer",),
+    "kvlift.runtime.observers": ("Observers", "observers_for"),
     "kvlift.runtime.prefill": ("PrefillNode",),
     "kvlift.runtime.snapshot": ("Snapshot",),
     "kvlift.runtime.tick": (
@@ -130,6 +134,7 @@ __all__ = [
     "Namespace",
     "NoRoom",
     "Observer",
+    "Observers",
     "Outcome",
     "PageLayout",
     "Pending",
@@ -145,6 +150,7 @@ __all__ = [
     "Ready",
     "Refused",
     "RequestError",
+    "RequestLeaving",
     "SharedSecret",
     "Shrunk",
     "Snapshot",
@@ -159,6 +165,7 @@ __all__ = [
     "ZmqPeers",
     "ballot_length",
     "join_store",
+    "observers_for",
     "open_store",
     "token_bytes",
 ]

@@ -78,12 +78,8 @@ def slots(agreed: Agreed, policy: Policy) -> tuple[Ticket, ...]:
 
 def digest_of_requests(agreed: Agreed) -> int:
     """62 bits over the ordered list of (request, attempt)."""
-    hasher = blake2b(digest_size=8)
-    for request in agreed.requests.values():
-        hasher.update(b"%d:" % request.attempt)
-        hasher.update(request.rid.encode())
-        hasher.update(b"\0")
-    return int.from_bytes(hasher.digest(), "little") % BIG
+    listed = "\0".join(f"{r.attempt}:{r.rid}" for r in agreed.requests.values())
+    return int.from_bytes(blake2b(listed.encode(), digest_size=8).digest(), "little") % BIG
 
 
 Proofs: TypeAlias = tuple[int, ...]

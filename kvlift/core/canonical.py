@@ -22,7 +22,7 @@ from kvlift.core.agreed import Agreed, Kind, Open, Rates
 from kvlift.core.descent import Descent, Mirroring
 from kvlift.core.ids import Attempt, DeviceHandle, HostHandle, Ticket
 from kvlift.core.index import ROOT, Index, Segment
-from kvlift.core.local import Local, Watch
+from kvlift.core.local import Local, Watch, first_deadline_ns
 from kvlift.core.plan import Follow, Part
 from kvlift.core.policy import Policy, Switch
 
@@ -131,7 +131,11 @@ def renamed_local(local: Local, naming: Naming, policy: Policy, now_ns: int) -> 
     after: Local = renamed(
         evolve(local, watches=watches, tokens=tokens, reasons={}, leaving=(), n_stale=0), naming
     )
-    return evolve(after, rates=after.rates if policy.cost_model is Switch.ON else Rates())
+    return evolve(
+        after,
+        deadline_ns=first_deadline_ns(after.watches.values()),
+        rates=after.rates if policy.cost_model is Switch.ON else Rates(),
+    )
 
 
 def _timeless(watch: Watch, now_ns: int) -> Watch:

@@ -22,11 +22,12 @@ from kvlift.core.landed import Landed
 from kvlift.effects.copies_engine import CudaEngine, Engine, Event
 from kvlift.effects.copies_jobs import CopyJob, Direction, JobBook, check_sizes
 from kvlift.effects.copies_routes import (
-    DirectRoute,
+    BlockCopies,
     Route,
-    RowsRoute,
+    RowCopies,
     StagedRoute,
     Steps,
+    StraightRoute,
     Submission,
 )
 from kvlift.effects.device_memory import BlockMemory, LayeredMemory, PagedMemory
@@ -39,8 +40,12 @@ _CHUNK_PAGES_MAX: Final = 256
 
 
 class LayeredBy(Enum):
-    """How pages reach per-layer tensors. ROWS needs tensors at equal distances, else STAGED."""
+    """How pages reach per-layer tensors. ROWS needs tensors at equal distances, else STAGED.
 
+    AUTO: rows for pages of `CudaOptions.rows_from_bytes` and more, staged below.
+    """
+
+    AUTO = "auto"
     STAGED = "staged"
     ROWS = "rows"
 
@@ -49,16 +54,21 @@ class LayeredBy(Enum):
 class CudaOptions:
     """What can be tuned; `benches/copies_gpu.py` measures what each of them changes.
 
-    `chunk_bytes`: size of a staging buffer; `n_buffers` of them for each direction.
-    `n_programs`: processors that a scatter takes at most. `batch_below_bytes`: smaller copies are
-    submitted in one driver call. `compute_stream`, `is_ordered`: see `CudaEngine`.
+    `chunk_bytes`: what one submission holds at most, and a staging buffer's size; `n_buffers` of
+    those for each direction. `n_programs`: processors that a scatter takes at most.
+    `batch_below_bytes`: smaller copies are submitted many in one driver call; `prefers_overlap`
+    hints such a call to leave the processors alone. `n_lanes`: streams (1 or 2) that share a
+    direction's copies where nothing is staged. `compute_stream`, `is_ordered`: see `CudaEngine`.
     """
 
-    layered_by: LayeredBy = LayeredBy.STAGED
+    layered_by: LayeredBy = LayeredBy.AUTO
+    rows_from_bytes: int = 2 << 20
     chunk_bytes: int = 64 << 20
     n_buffers: int = 2
     n_programs: int = 16
-    batch_below_bytes: int = 4 << 20
+    batch_below_bytes: int = 1 << 30
+    prefers_overlap: bool = True
+    n_lanes: int = 1
     compute_stream: torch.cuda.Stream | None = None
     is_ordered: bool = True
 
@@ -66,6 +76,8 @@ class CudaOptions:
         for name in ("chunk_bytes", "n_buffers", "n_programs"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.n_lanes not in (1, 2):
+            raise ValueError(f"n_lanes must be 1 or 2, not {self.n_lanes}")
 
 
 @frozen
@@ -103,6 +115,7 @@ class CudaCopies:
                 device,
                 n_programs=self._options.n_programs,
                 batch_below_bytes=self._options.batch_below_bytes,
+                prefers_overlap=self._options.prefers_overlap,
                 compute_stream=self._options.compute_stream,
                 is_ordered=self._options.is_ordered,
             )
@@ -255,13 +268,18 @@ class _Waker:
 
 
 def _route(engine: Engine, host: HostPool, device: PagedMemory, options: CudaOptions) -> Route:
+    page_bytes = device.page_bytes
+    chunk_pages = max(1, min(_CHUNK_PAGES_MAX, options.chunk_bytes // page_bytes))
     if isinstance(device, BlockMemory):
-        return DirectRoute(engine, host.address, device.blocks.data_ptr(), device.page_bytes)
+        blocks = BlockCopies(host.address, page_bytes, device.blocks.data_ptr())
+        return StraightRoute(engine, blocks, page_bytes, chunk_pages, options.n_lanes)
     assert isinstance(device, LayeredMemory)
-    if options.layered_by is LayeredBy.ROWS:
+    if options.layered_by is LayeredBy.ROWS or (
+        options.layered_by is LayeredBy.AUTO and page_bytes >= options.rows_from_bytes
+    ):
         groups = device.row_groups()
         if groups is not None:
-            return RowsRoute(engine, host.address, device.page_bytes, groups)
+            rows = RowCopies(host.address, page_bytes, groups)
+            return StraightRoute(engine, rows, page_bytes, chunk_pages, options.n_lanes)
         _log.info("the layers' tensors lie unevenly: pages are staged")
-    chunk_pages = max(1, min(_CHUNK_PAGES_MAX, options.chunk_bytes // device.page_bytes))
-    return StagedRoute(engine, host.address, device.page_bytes, chunk_pages, options.n_buffers)
+    return StagedRoute(engine, host.address, page_bytes, chunk_pages, options.n_buffers)

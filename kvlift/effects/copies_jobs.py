@@ -156,6 +156,11 @@ def tapered(sizes: Sequence[int], n_pages_min: int) -> list[int]:
     return [*cut, last]
 
 
+def ramped(sizes: Sequence[int], n_pages_min: int) -> list[int]:
+    """The same pages with the first chunk cut into parts that double, from `n_pages_min` up."""
+    return tapered(sizes[::-1], n_pages_min)[::-1]
+
+
 def merged_runs(pages: Sequence[int]) -> list[tuple[int, int, int]]:
     """Adjacent pages as runs `(index of the first, first page, n_pages)`, in order."""
     runs = []
@@ -164,6 +169,18 @@ def merged_runs(pages: Sequence[int]) -> list[tuple[int, int, int]]:
     for i in range(1, n_pages + 1):
         if i == n_pages or pages[i] != pages[i - 1] + 1:
             runs.append((start, pages[start], i - start))
+            start = i
+    return runs
+
+
+def merged_pairs(one: Sequence[int], other: Sequence[int]) -> list[tuple[int, int]]:
+    """Pages that are adjacent on both sides as runs `(index of the first, n_pages)`, in order."""
+    runs = []
+    start = 0
+    n_pages = len(one)
+    for i in range(1, n_pages + 1):
+        if i == n_pages or one[i] != one[i - 1] + 1 or other[i] != other[i - 1] + 1:
+            runs.append((start, i - start))
             start = i
     return runs
 

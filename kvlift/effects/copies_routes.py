@@ -2,25 +2,29 @@
 
 - staged: whole pages by the copy engine into a staging ring, one scatter a chunk into the layers
   beside the next chunk's copies. A few processors take part; no submission a layer.
-- rows: one 2D copy a page, where the layers' tensors lie at equal distances. No processor at all.
-- direct: engines whose pages are contiguous need neither.
+- rows: one 2D copy a page, where the layers' tensors lie at equal distances; many in one batch. No
+  processor at all.
+- blocks: engines whose pages are contiguous need neither.
 
 Every route yields, chunk by chunk, an event and the number of pages that are good once it passed.
 """
 
 from collections.abc import Iterator
-from itertools import accumulate
 from typing import Final, Protocol, TypeAlias
 
 import torch
 from attrs import define, field, frozen
 
-from kvlift.effects.copies_engine import Engine, Event, Lane, Rows, Span
-from kvlift.effects.copies_jobs import chunk_sizes, merged_runs, tapered
+from kvlift.effects.copies_driver import Rows, Span
+from kvlift.effects.copies_engine import Engine, Event, Lane
+from kvlift.effects.copies_jobs import chunk_sizes, merged_pairs, merged_runs, ramped, tapered
 from kvlift.effects.device_memory import RowGroup
 
 TAPER_BYTES: Final = 16 << 20
 """The last chunk's smaller half: its scatter has no copy beside it, at several times their rate."""
+
+RAMP_BYTES: Final = 8 << 20
+"""The first batch without staging: 0.15 ms of copying, in which the next ones are submitted."""
 
 
 @frozen
@@ -96,7 +100,7 @@ class StagedRoute:
         pages = engine.upload(Lane.TO_DEVICE, submission.device_pages)
         first = 0
         sizes = chunk_sizes(submission.sizes, self._chunk_pages, self._n_pages_min)
-        for n in tapered(sizes, self._n_pages_min):
+        for n in tapered(_short_start(sizes, self._n_pages_min), self._n_pages_min):
             buffer, free = ring.take()
             slot = buffer * self._chunk_pages
             if free is not None:
@@ -117,7 +121,7 @@ class StagedRoute:
         first = 0
         sizes = chunk_sizes(submission.sizes, self._chunk_pages, self._n_pages_min)
         # Here the first chunk's gather has no copy beside it.
-        for n in reversed(tapered(sizes[::-1], self._n_pages_min)):
+        for n in ramped(sizes, self._n_pages_min):
             buffer, free = ring.take()
             slot = buffer * self._chunk_pages
             if free is not None:
@@ -146,92 +150,147 @@ class StagedRoute:
             yield staged + index * size, self._host_address + page * size, n * size
 
 
-@define(eq=False)
-class RowsRoute:
+@frozen
+class Ways:
+    """Lanes that share one direction's copies, and the lane where they meet."""
+
+    lanes: tuple[Lane, ...]
+    meeting: Lane
+
+    @classmethod
+    def of(cls, *, to_host: bool, n_lanes: int) -> "Ways":
+        if to_host:
+            return cls((Lane.TO_HOST, Lane.TO_HOST_BESIDE)[:n_lanes], Lane.GATHER)
+        return cls((Lane.TO_DEVICE, Lane.TO_DEVICE_BESIDE)[:n_lanes], Lane.SCATTER)
+
+    def record(self, engine: Engine) -> Event:
+        """A point behind what all lanes have now."""
+        if len(self.lanes) == 1:
+            return engine.record(self.lanes[0])
+        for lane in self.lanes:
+            engine.wait(self.meeting, engine.record(lane))
+        return engine.record(self.meeting)
+
+
+class PageCopies(Protocol):
+    """How whole pages go straight to their places."""
+
+    def queue(
+        self,
+        engine: Engine,
+        lanes: tuple[Lane, ...],
+        host_pages: tuple[int, ...],
+        device_pages: tuple[int, ...],
+        *,
+        to_host: bool,
+    ) -> None: ...
+
+
+@frozen
+class RowCopies:
     """One 2D copy a page and group of rows (see `LayeredMemory.row_groups`)."""
 
-    _engine: Engine
-    _host_address: int
-    _page_bytes: int
-    _groups: tuple[RowGroup, ...]
+    host_address: int
+    page_bytes: int
+    groups: tuple[RowGroup, ...]
 
-    def restore(self, submission: Submission) -> Steps:
-        self._engine.wait_for_compute(Lane.TO_DEVICE)
-        for start, stop in _job_bounds(submission):
-            rows = [
-                Rows(device, group.device_pitch, host, group.host_pitch, group.width, group.n_rows)
-                for host, device, group in self._places(submission, start, stop)
-            ]
-            self._engine.copy_rows(Lane.TO_DEVICE, rows)
-            yield Queued(self._engine.record(Lane.TO_DEVICE), stop - start)
+    def queue(
+        self,
+        engine: Engine,
+        lanes: tuple[Lane, ...],
+        host_pages: tuple[int, ...],
+        device_pages: tuple[int, ...],
+        *,
+        to_host: bool,
+    ) -> None:
+        size = self.page_bytes
+        for group in self.groups:
+            host_base = self.host_address + group.host_offset
+            at_host = [host_base + page * size for page in host_pages]
+            at_device = [group.address + page * group.width for page in device_pages]
+            if to_host:
+                rows = Rows(group.host_pitch, group.device_pitch, group.width, group.n_rows)
+                targets, sources = at_host, at_device
+            else:
+                rows = Rows(group.device_pitch, group.host_pitch, group.width, group.n_rows)
+                targets, sources = at_device, at_host
+            n_lanes = len(lanes)
+            for i, lane in enumerate(lanes[: len(targets)]):
+                engine.copy_rows(lane, rows, targets[i::n_lanes], sources[i::n_lanes])
 
-    def mirror(self, submission: Submission) -> Steps:
-        self._engine.wait_for_compute(Lane.TO_HOST)
-        for start, stop in _job_bounds(submission):
-            rows = [
-                Rows(host, group.host_pitch, device, group.device_pitch, group.width, group.n_rows)
-                for host, device, group in self._places(submission, start, stop)
-            ]
-            self._engine.copy_rows(Lane.TO_HOST, rows)
-            yield Queued(self._engine.record(Lane.TO_HOST), stop - start)
 
-    def fence(self, *, to_host: bool) -> Event:
-        return self._engine.record(Lane.TO_HOST if to_host else Lane.TO_DEVICE)
+@frozen
+class BlockCopies:
+    """Contiguous pages on both sides: pages that are adjacent on both are one copy."""
 
-    def _places(
-        self, submission: Submission, start: int, stop: int
-    ) -> Iterator[tuple[int, int, RowGroup]]:
-        for i in range(start, stop):
-            host = self._host_address + submission.host_pages[i] * self._page_bytes
-            page = submission.device_pages[i]
-            for group in self._groups:
-                yield host + group.host_offset, group.address + page * group.width, group
+    host_address: int
+    page_bytes: int
+    device_address: int
+
+    def queue(
+        self,
+        engine: Engine,
+        lanes: tuple[Lane, ...],
+        host_pages: tuple[int, ...],
+        device_pages: tuple[int, ...],
+        *,
+        to_host: bool,
+    ) -> None:
+        size = self.page_bytes
+        spans = []
+        for at, n in merged_pairs(host_pages, device_pages):
+            host = self.host_address + host_pages[at] * size
+            device = self.device_address + device_pages[at] * size
+            spans.append(Span(host, device, n * size) if to_host else Span(device, host, n * size))
+        for i, lane in enumerate(lanes[: len(spans)]):
+            engine.copy(lane, spans[i :: len(lanes)])
 
 
 @define(eq=False)
-class DirectRoute:
-    """Contiguous pages on both sides: pages that are adjacent on both are one copy."""
+class StraightRoute:
+    """No staging: batches that begin small.
+
+    A batch's copies start when all of it is submitted: what a first batch costs to submit, the link
+    stands still. So batches double from `RAMP_BYTES` up to `chunk_pages`, and each is submitted
+    while the one before it runs. With two lanes, one's copies begin while the other's end.
+    """
 
     _engine: Engine
-    _host_address: int
-    _device_address: int
+    _copies: PageCopies
     _page_bytes: int
+    _chunk_pages: int
+    _n_lanes: int
+    _n_pages_min: int = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._n_pages_min = min(self._chunk_pages, max(1, RAMP_BYTES // self._page_bytes))
 
     def restore(self, submission: Submission) -> Steps:
-        self._engine.wait_for_compute(Lane.TO_DEVICE)
-        for start, stop in _job_bounds(submission):
-            places = self._places(submission, start, stop)
-            spans = [Span(device, host, size) for host, device, size in places]
-            self._engine.copy(Lane.TO_DEVICE, spans)
-            yield Queued(self._engine.record(Lane.TO_DEVICE), stop - start)
+        return self._queue(submission, to_host=False)
 
     def mirror(self, submission: Submission) -> Steps:
-        self._engine.wait_for_compute(Lane.TO_HOST)
-        for start, stop in _job_bounds(submission):
-            places = self._places(submission, start, stop)
-            spans = [Span(host, device, size) for host, device, size in places]
-            self._engine.copy(Lane.TO_HOST, spans)
-            yield Queued(self._engine.record(Lane.TO_HOST), stop - start)
+        return self._queue(submission, to_host=True)
 
     def fence(self, *, to_host: bool) -> Event:
-        return self._engine.record(Lane.TO_HOST if to_host else Lane.TO_DEVICE)
+        return Ways.of(to_host=to_host, n_lanes=self._n_lanes).record(self._engine)
 
-    def _places(
-        self, submission: Submission, start: int, stop: int
-    ) -> Iterator[tuple[int, int, int]]:
-        size = self._page_bytes
-        host_pages = submission.host_pages[start:stop]
-        device_pages = submission.device_pages[start:stop]
-        for index, host_page, n in merged_runs(host_pages):
-            for inner, device_page, n_both in merged_runs(device_pages[index : index + n]):
-                yield (
-                    self._host_address + (host_page + inner) * size,
-                    self._device_address + device_page * size,
-                    n_both * size,
-                )
+    def _queue(self, submission: Submission, *, to_host: bool) -> Steps:
+        engine = self._engine
+        ways = Ways.of(to_host=to_host, n_lanes=self._n_lanes)
+        for lane in ways.lanes:
+            engine.wait_for_compute(lane)
+        sizes = chunk_sizes(submission.sizes, self._chunk_pages, self._n_pages_min)
+        first = 0
+        for n in ramped(sizes, self._n_pages_min):
+            host_pages = submission.host_pages[first : first + n]
+            device_pages = submission.device_pages[first : first + n]
+            self._copies.queue(engine, ways.lanes, host_pages, device_pages, to_host=to_host)
+            yield Queued(ways.record(engine), n)
+            first += n
 
 
-def _job_bounds(submission: Submission) -> Iterator[tuple[int, int]]:
-    """Where each job with pages begins and ends."""
-    ends = list(accumulate(submission.sizes))
-    return ((end - size, end) for end, size in zip(ends, submission.sizes, strict=True) if size)
+def _short_start(sizes: list[int], n_pages_min: int) -> list[int]:
+    """A first chunk of `n_pages_min`: nothing is copied while it is submitted."""
+    if sizes and sizes[0] > n_pages_min:
+        return [n_pages_min, sizes[0] - n_pages_min, *sizes[1:]]
+    return sizes

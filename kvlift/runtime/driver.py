@@ -161,6 +161,7 @@ class Driver:
         self._policy = config.policy()
         self._limits = config.limits()
         self._half.reconfigure(config)
+        self._observer.reconfigured(config)
 
     def set_aside(self, tier: Tier, n_pages: int) -> None:
         """`n_pages` of a tier are somebody else's on this rank. Replaces the last word."""

@@ -1,8 +1,8 @@
 """One request's life in plain words, from a journal.
 
 What it says: what was found where, what was promised, what landed when, why it waited, why it
-shrank, how it ended. From a ring that has lost its beginning it tells less: why a request waited can
-be seen from the core's state alone.
+shrank, how it ended. From a ring that has lost its beginning it tells less: why a request waited
+can be seen from the core's state alone.
 """
 
 from collections.abc import Iterable, Iterator
@@ -13,9 +13,13 @@ from attrs import define, field, frozen
 from kvlift.core.admission import offer_for
 from kvlift.core.agreed import Agreed, Request
 from kvlift.core.draft import Draft
+from kvlift.core.ids import Attempt
 from kvlift.core.index import match
+from kvlift.core.landed import Landed
+from kvlift.core.notice import Notice
 from kvlift.core.phase import Asking, Resuming, Waiting
 from kvlift.core.policy import Policy
+from kvlift.core.submission import Submission, Submit
 from kvlift.runtime.explain_words import (
     ARROWS,
     WHY_SHRUNK,
@@ -24,8 +28,9 @@ from kvlift.runtime.explain_words import (
     report_words,
     started_words,
 )
-from kvlift.runtime.journal_lines import ArrowRow, Decided, EffectRow, GrowLine, Named, TickLine
+from kvlift.runtime.journal_lines import ArrowRow, Decided, EffectRow, GrowLine, TickLine
 from kvlift.runtime.journal_read import JournalReader
+from kvlift.runtime.log import plain
 from kvlift.runtime.replay import Moment, moments
 
 NS_PER_MS: Final = 1_000_000
@@ -49,18 +54,21 @@ def explain(lines: Iterable[bytes], rid: str) -> list[Told]:
     """Empty where the journal does not name the request. Raises `JournalError`."""
     reader = JournalReader.of(lines)
     life = Life(rid, reader)
-    if reader.header.n_lost:
-        life.say(0, f"(the journal has lost its first {reader.header.n_lost} lines)")
-    n_before = len(life.told)
+    n_lost = reader.header.n_lost
     for moment in moments(reader):
-        life.live(moment)
         if moment.difference is not None:
-            life.say(moment.tick, f"(replay ends here: {moment.difference})")
+            life.say(moment.tick, f"(the journal can't be followed further: {moment.difference})")
             break
+        life.live(moment)
         if len(life.told) >= EVENTS_MAX:
             life.say(moment.tick, f"(cut after {EVENTS_MAX} sentences)")
             break
-    return life.told if life.attempts or len(life.told) > n_before else []
+    if not life.attempts:
+        return []
+    if n_lost:
+        text = f"(the journal has lost its first {n_lost} lines: what they told is missing here)"
+        life.told.insert(0, Told(tick=0, ms=0.0, attempt=0, text=text))
+    return life.told
 
 
 @define(eq=False)
@@ -72,7 +80,6 @@ class Life:
     told: list[Told] = field(factory=list)
     attempts: list[int] = field(factory=list)
     tickets: dict[int, EffectRow] = field(factory=dict)
-    n_good: dict[int, int] = field(factory=dict)
     _now_ns: int = 0
     _start_ns: int | None = None
     _why_waiting: str | None = None
@@ -92,12 +99,15 @@ class Life:
         match moment.line:
             case TickLine() as line:
                 self._note_time(line.now_ns)
-                self._meet(line.decided)
-                for value in line.calls:
-                    self._call(moment, value)
+                notices = [self.reader.notice(value) for value in line.decided.notices]
+                for notice in notices:
+                    if getattr(notice, "rid", None) == self.rid and hasattr(notice, "attempt"):
+                        self._meet(notice.attempt)
                 for value in line.reports:
-                    self._report(moment.tick, value)
-                self._decided(moment, line.decided)
+                    self._report(moment.tick, self.reader.report(value))
+                for call in line.calls:
+                    self._call(moment, self.reader.call(call))
+                self._decided(moment, line.decided, notices)
                 self._wait(moment)
             case GrowLine() as line if line.rid == self.rid:
                 self._note_time(line.now_ns)
@@ -112,79 +122,72 @@ class Life:
         if self._start_ns is None:
             self._start_ns = now_ns
 
-    def _meet(self, decided: Decided) -> None:
-        """Which attempts are this request's: its hold says it, or a notice."""
-        for value in decided.notices:
-            for fields in value.values():
-                if isinstance(fields, dict) and fields.get("rid") == self.rid:
-                    attempt = fields.get("attempt")
-                    if isinstance(attempt, int) and attempt not in self.attempts:
-                        self.attempts.append(attempt)
+    def _meet(self, attempt: int) -> None:
+        if attempt not in self.attempts:
+            self.attempts.append(attempt)
 
     # Calls, reports, decisions.
 
-    def _call(self, moment: Moment, value: Named) -> None:
-        (name, fields), *_rest = value.items()
-        if fields.get("rid") != self.rid:
+    def _call(self, moment: Moment, call: Submission) -> None:
+        if getattr(call, "rid", None) != self.rid:
             return
-        if name != "Submit":
-            self.say(moment.tick, f"the host calls {name.lower()}")
+        if not isinstance(call, Submit):
+            self.say(moment.tick, f"the host calls {type(call).__name__.lower()}")
             return
         if moment.after is not None:
-            attempt = moment.after.attempt_by_rid.get(fields["rid"])
-            if attempt is not None and attempt not in self.attempts:
-                self.attempts.append(attempt)
-        call = self.reader.call(value)
-        prompt = getattr(call, "prompt", None)
-        assert prompt is not None
-        found = ""
+            attempt = moment.after.attempt_by_rid.get(call.rid)
+            if attempt is not None:
+                self._meet(attempt)
+        prompt, found = call.prompt, ""
         if moment.before is not None:
             hit = match(moment.before.index, prompt)
-            found = f"; cached: {pages(hit.device)} on the device"
-            found += f", up to page {hit.host} with the host" if hit.host > hit.device else ""
+            found = f"; in the cache: {pages(hit.device)} on the device"
+            found += f", then up to page {hit.host - 1} on the host" * (hit.host > hit.device)
         self.say(
             moment.tick,
-            f"submitted: {prompt.n_tokens} tokens, {pages(prompt.n_pages)} of"
-            f" {prompt.page_tokens} tokens; prefill node {fields.get('peer')}{found}",
+            f"submitted: {prompt.n_tokens} tokens in {pages(prompt.n_pages)} of"
+            f" {prompt.page_tokens}; prefill node {plain(call.peer)}{found}",
         )
 
-    def _report(self, tick: int, value: Named) -> None:
-        report = self.reader.report(value)
+    def _report(self, tick: int, report: Landed) -> None:
         row = self.tickets.get(report.ticket)
         if row is not None:
             self.say(tick, f"on this rank: {report_words(report, row)}", row.owner)
 
-    def _decided(self, moment: Moment, decided: Decided) -> None:
+    def _decided(self, moment: Moment, decided: Decided, notices: list[Notice]) -> None:
         for row in decided.effects:
+            known = self.tickets.get(row.ticket)
             if row.owner in self.attempts:
-                if row.ticket:
-                    self.tickets.setdefault(row.ticket, row)
+                for ticket in (row.ticket, row.second):
+                    if ticket:
+                        self.tickets.setdefault(ticket, row)
                 self.say(moment.tick, started_words(row), row.owner)
-            elif row.ticket in self.tickets:
-                self.say(moment.tick, started_words(row), self.tickets[row.ticket].owner)
+            elif known is not None:
+                self.say(moment.tick, started_words(row), known.owner)
         for arrow in decided.arrows:
             text = ARROWS.get(arrow.event)
             if arrow.owner in self.attempts and text is not None:
                 self.say(moment.tick, text, arrow.owner)
-        for value in decided.notices:
-            (name, fields), *_rest = value.items()
-            if fields.get("rid") == self.rid:
-                why = _why_shrunk(decided.arrows, fields.get("attempt"))
-                self.say(moment.tick, notice_words(name, fields, why), fields.get("attempt"))
+        for notice in notices:
+            if getattr(notice, "rid", None) == self.rid:
+                attempt = getattr(notice, "attempt", None)
+                why = _why_shrunk(decided.arrows, attempt)
+                self.say(moment.tick, notice_words(notice, why), attempt)
 
     def _wait(self, moment: Moment) -> None:
-        """Said once for each reason, not at every tick."""
-        if moment.after is None or not self.attempts:
+        """Said once for each reason, not at every tick. Room is tried with a verdict only."""
+        if moment.after is None:
             return
-        request = next(
-            (moment.after.requests[a] for a in self.attempts if a in moment.after.requests), None
-        )
-        why = None
-        if request is not None:
-            why = why_waiting(moment.after, request, self.reader.config.policy())
-        if why is not None and why[0] != self._why_waiting:
-            self.say(moment.tick, why[1], request.attempt if request is not None else None)
-        self._why_waiting = None if why is None else why[0]
+        alive = [a for a in self.attempts if a in moment.after.requests]
+        if not alive:
+            return
+        request = moment.after.requests[Attempt(alive[-1])]
+        why = why_waiting(moment.after, request, self.reader.config.policy())
+        if why is None:
+            self._why_waiting = None
+        elif why[0] != self._why_waiting and (moment.verdict is not None or why[0] == "storage"):
+            self._why_waiting = why[0]
+            self.say(moment.tick, why[1], request.attempt)
 
 
 def _why_shrunk(arrows: Iterable[ArrowRow], attempt: object) -> str:
@@ -202,7 +205,10 @@ def why_waiting(agreed: Agreed, request: Request, policy: Policy) -> tuple[str, 
         case Waiting(n_bypassed=n_bypassed) | Resuming(n_bypassed=n_bypassed):
             draft = Draft(agreed, policy)
             if offer_for(draft, request) is not None:
-                return "line", "could be admitted at the next verdict, unless the line is held"
+                return (
+                    "line",
+                    "there is room for it, but another request ahead of it holds the line",
+                )
             return "room", _room_words(draft, request, n_bypassed)
         case _:
             return None

@@ -1,14 +1,13 @@
 """The words of `explain`: one sentence for each effect, report, event and notice."""
 
 from collections.abc import Mapping
-from typing import Any, Final, assert_never
+from typing import Final, assert_never
 
 from kvlift.core.landed import (
     Landed,
     LookupAnswered,
     MirrorEnded,
     PagesArrived,
-    PeerCause,
     PeerFailed,
     PeerLetGo,
     PersistEnded,
@@ -17,6 +16,19 @@ from kvlift.core.landed import (
     RestoreEnded,
     TokenArrived,
 )
+from kvlift.core.notice import (
+    BecameReady,
+    HasEnded,
+    HasGrown,
+    HasShrunk,
+    Notice,
+    PageLost,
+    WasPromised,
+    WasRefused,
+    WasRetracted,
+)
+from kvlift.core.plan import Plan
+from kvlift.core.tier import Source
 from kvlift.runtime.journal_lines import EffectRow
 from kvlift.runtime.log import plain
 from kvlift.runtime.telling import WORDS
@@ -125,55 +137,49 @@ def report_words(report: Landed, row: EffectRow) -> str:
             assert_never(report)
 
 
-def notice_words(name: str, fields: Mapping[str, Any], why_shrunk: str) -> str:
-    """Of a recorded notice; `fields` may be anything that a stranger wrote."""
-    match name:
-        case "WasPromised":
-            return f"admitted: {_plan_words(fields)}; {_promise_words(fields)}"
-        case "HasShrunk":
+def notice_words(notice: Notice, why_shrunk: str) -> str:
+    match notice:
+        case WasPromised(plan=plan):
+            return f"admitted: {plan_words(plan)}; {_promise_words(plan.promise)}"
+        case HasShrunk(page=page):
             why = f": {why_shrunk}" if why_shrunk else ""
-            return f"the cached prefix ends at page {fields.get('page')} now{why}"
-        case "BecameReady":
-            return f"ready: {_plan_words(fields)}"
-        case "WasRetracted":
+            return f"the cached prefix ends at page {page} now{why}"
+        case BecameReady(plan=plan):
+            return f"ready: {plan_words(plan)}"
+        case WasRetracted():
             return "retracted: its full pages stay in the cache"
-        case "HasGrown" if fields.get("pages"):
-            return "its growth is granted"
-        case "HasGrown":
-            return "its growth is refused"
-        case "WasRefused":
-            return f"{fields.get('call')} is refused in phase {fields.get('phase')}"
-        case "HasEnded":
-            return f"ended: {fields.get('outcome')}{_cause_words(fields)}"
+        case HasGrown(pages=handles):
+            return f"its growth by {pages(len(handles))} is granted" if handles else _NO_GROWTH
+        case WasRefused(call=call, phase=phase):
+            return f"{plain(call)} is refused in phase {plain(phase)}"
+        case HasEnded(outcome=outcome, cause=None):
+            return f"ended: {outcome.value}"
+        case HasEnded(outcome=outcome, cause=cause, peer=peer):
+            assert cause is not None
+            return f"ended: {outcome.value}, prefill node {plain(peer)} {WORDS[cause]}"
+        case PageLost(tier=tier, n_pages=n_pages):
+            return f"{pages(n_pages)} could not be written to {plain(tier)}"
         case _:
-            return name
+            assert_never(notice)
 
 
-def _plan_words(fields: Mapping[str, Any]) -> str:
-    plan = fields.get("plan", {})
-    bounds = plan.get("bounds", {})
-    edges = [bounds.get(name, 0) for name in ("device", "shared", "host", "storage")]
-    edges.append(plan.get("n_pages", 0))
-    rest = "computed again" if plan.get("rest") == "recompute" else "from the prefill node"
+_NO_GROWTH: Final = "its growth is refused"
+
+
+def plan_words(plan: Plan) -> str:
+    bounds = plan.bounds
+    edges = (bounds.device, bounds.shared, bounds.host, bounds.storage, plan.n_pages)
+    rest = "computed again" if plan.rest is Source.RECOMPUTE else "from the prefill node"
     where = ("on the device", "from another request", "from the host", "from storage", rest)
-    starts = [0, *edges[:-1]]
     parts = [
         f"{span(start, stop - start)} {words}"
-        for start, stop, words in zip(starts, edges, where, strict=True)
+        for start, stop, words in zip((0, *edges), edges, where, strict=False)
         if stop > start
     ]
-    return ", ".join(parts) or "no page"
+    return ", ".join(parts)
 
 
-def _promise_words(fields: Mapping[str, Any]) -> str:
-    promise = fields.get("plan", {}).get("promise", 0)
-    if not promise:
+def _promise_words(promise: int) -> str:
+    if promise == 0:
         return "the prefill node sends everything"
     return f"the prefill node was promised that it need not send the first {pages(promise)}"
-
-
-def _cause_words(fields: Mapping[str, Any]) -> str:
-    cause = fields.get("cause")
-    if cause is None:
-        return ""
-    return f", prefill node {plain(str(fields.get('peer')))} {WORDS[PeerCause(cause)]}"

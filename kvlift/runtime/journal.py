@@ -23,6 +23,7 @@ from kvlift.runtime.journal_file import dump
 from kvlift.runtime.journal_lines import (
     FORMAT,
     AdoptLine,
+    ConfigLine,
     FaultLine,
     GrowLine,
     Header,
@@ -73,11 +74,22 @@ class Ring:
         """Nothing to give back."""
 
 
+def fields_of(config: Config) -> dict[str, int | str]:
+    """Plain values, as `Config.parse` takes them."""
+    return {
+        name: value if isinstance(value, int | str) else value.value
+        for name, value in attrs.asdict(config).items()
+    }
+
+
 def header_of(config: Config, *, has_storage: bool, rank: int, n_ranks: int) -> Header:
-    fields: dict[str, int | str] = {}
-    for name, value in attrs.asdict(config).items():
-        fields[name] = value if isinstance(value, int | str) else value.value
-    return Header(format=FORMAT, config=fields, has_storage=has_storage, rank=rank, n_ranks=n_ranks)
+    return Header(
+        format=FORMAT,
+        config=fields_of(config),
+        has_storage=has_storage,
+        rank=rank,
+        n_ranks=n_ranks,
+    )
 
 
 def path_of_rank(path: Path, rank: int, n_ranks: int) -> Path:
@@ -147,6 +159,9 @@ class Journal(SilentObserver):
             decided=decided_of(decision, state.agreed),
         )
         self._put(line, len(what.prompt.tokens))
+
+    def reconfigured(self, config: Config) -> None:
+        self._put(ConfigLine(config=fields_of(config)), 0)
 
     def failed(self, effect: object, error: Exception) -> None:
         words = f"{type(error).__name__}: {error}"[:FAULT_CHARACTERS_MAX]

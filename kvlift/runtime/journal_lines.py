@@ -7,6 +7,7 @@ One JSON object a line (NDJSON), told apart by the field `line`:
     idle      `n` ticks in which nothing did
     grow      a growth between two ticks
     adopt     pages that were adopted between two ticks
+    config    other choices and limits from here on
     fault     a port of this rank raised
 
 Calls, reports and notices are written as `{"ClassName": {fields}}`, bytes in base64; effects and
@@ -51,13 +52,15 @@ Named: TypeAlias = dict[str, Any]
 
 class EffectRow(msgspec.Struct, array_like=True, frozen=True):
     """`owner`: the attempt whose ticket it is, 0 where nobody's or not known; `start`: its first
-    page in the prompt, where it has one."""
+    page in the prompt, where it has one; `second`: the ticket of a read's restore, or of the first
+    token that a want awaits."""
 
     what: str
     ticket: int
     owner: int
     start: int
     n_pages: int
+    second: int = 0
 
 
 class ArrowRow(msgspec.Struct, array_like=True, frozen=True):
@@ -139,6 +142,12 @@ class AdoptLine(
     decided: Decided
 
 
+class ConfigLine(
+    msgspec.Struct, tag="config", tag_field="line", forbid_unknown_fields=True, frozen=True
+):
+    config: dict[str, int | str]
+
+
 class FaultLine(
     msgspec.Struct, tag="fault", tag_field="line", forbid_unknown_fields=True, frozen=True
 ):
@@ -146,7 +155,10 @@ class FaultLine(
     error: str
 
 
-Line: TypeAlias = Header | TickLine | IdleLine | GrowLine | AdoptLine | FaultLine
+Entry: TypeAlias = TickLine | IdleLine | GrowLine | AdoptLine | ConfigLine | FaultLine
+"""Every line but the first."""
+
+Line: TypeAlias = Header | Entry
 
 
 def encoded(line: Line) -> bytes:
@@ -198,8 +210,13 @@ def _row(effect: Effect, agreed: Agreed) -> EffectRow:
         owner = effect.attempt
     elif known is not None and known.kind not in (Kind.MIRROR, Kind.PERSIST):
         owner = known.owner
+    second = 0
+    if isinstance(effect, StartPrefetch):
+        second = effect.restore
+    elif isinstance(effect, SendWant):
+        second = effect.token or 0
     start, n_pages = _extent(effect)
-    return EffectRow(type(effect).__name__, ticket, owner, start, n_pages)
+    return EffectRow(type(effect).__name__, ticket, owner, start, n_pages, second)
 
 
 def _extent(effect: Effect) -> tuple[int, int]:

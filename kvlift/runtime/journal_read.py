@@ -10,22 +10,19 @@ from typing import Any, BinaryIO, Final
 import msgspec
 from attrs import define, field
 
-from kvlift.core import submission
 from kvlift.core.keys import TOKEN_BYTES
 from kvlift.core.landed import Landed
+from kvlift.core.notice import Notice
 from kvlift.core.prompt import Prompt
 from kvlift.core.submission import Finish, Retract, Submission, Submit
 from kvlift.runtime.config import Config, ConfigError
 from kvlift.runtime.journal_lines import (
     FORMAT,
-    AdoptLine,
-    FaultLine,
-    GrowLine,
+    ConfigLine,
+    Entry,
     Header,
-    IdleLine,
     Line,
     Named,
-    TickLine,
 )
 
 LINE_BYTES_MAX: Final = 128 << 20
@@ -34,8 +31,11 @@ LINE_BYTES_MAX: Final = 128 << 20
 PAGES_MAX: Final = 1 << 24
 """Device and host pages of a config that is replayed: a thousand times a large machine's."""
 
+SIZES: Final = ("page_tokens", "device_pages", "host_pages", "ballot_slots")
+
+NOTICES: Final = {kind.__name__: kind for kind in Notice.__args__}
 REPORTS: Final = {kind.__name__: kind for kind in Landed.__args__}
-CALLS: Final = {kind.__name__: kind for kind in submission.Submission.__args__}
+CALLS: Final = {kind.__name__: kind for kind in Submission.__args__}
 
 _DECODER: Final[msgspec.json.Decoder[Line]] = msgspec.json.Decoder(Line)
 
@@ -56,7 +56,9 @@ def file_lines(file: BinaryIO) -> Iterator[bytes]:
 
 @define(eq=False)
 class JournalReader:
-    """`header` is read at once, the other lines on demand. Raises `JournalError`."""
+    """`header` is read at once, the other lines on demand. Raises `JournalError`.
+
+    `config` is the one that holds at the line that was read last."""
 
     _lines: Iterator[bytes]
     header: Header = field(init=False)
@@ -77,13 +79,21 @@ class JournalReader:
                 1, f"this journal has format {header.format}, only {FORMAT} can be read here"
             )
         self.header = header
-        self.config = _config(header)
+        self.config = _config(header.config, 1)
 
-    def __iter__(self) -> Iterator[TickLine | IdleLine | GrowLine | AdoptLine | FaultLine]:
+    def __iter__(self) -> Iterator[Entry]:
         for line in self._decoded():
             if isinstance(line, Header):
-                raise JournalError(self.number, "a second header: these are two journals in one")
+                raise self.error("a second header: these are two journals in one")
+            if isinstance(line, ConfigLine):
+                self._take_config(_config(line.config, self.number))
             yield line
+
+    def _take_config(self, config: Config) -> None:
+        for name in SIZES:
+            if getattr(config, name) != getattr(self.config, name):
+                raise self.error(f"{name} can't change while a driver runs")
+        self.config = config
 
     def error(self, problem: str) -> JournalError:
         """About the line that was read last."""
@@ -118,6 +128,10 @@ class JournalReader:
         made: Landed = self._named(value, REPORTS, "report")
         return made
 
+    def notice(self, value: Named) -> Notice:
+        made: Notice = self._named(value, NOTICES, "notice")
+        return made
+
     def prompt(self, value: object) -> Prompt:
         made: Prompt = self._converted(value, Prompt)
         self.check_prompt(made)
@@ -142,11 +156,11 @@ class JournalReader:
             raise self.error(f"{kind.__name__}: {error}") from None
 
 
-def _config(header: Header) -> Config:
+def _config(fields: dict[str, int | str], number: int) -> Config:
     try:
-        config = Config.parse(dict(header.config))
+        config = Config.parse(dict(fields))
     except (ConfigError, TypeError) as error:
-        raise JournalError(1, f"the config in it can't be used: {error}") from None
+        raise JournalError(number, f"the config in it can't be used: {error}") from None
     if max(config.device_pages, config.host_pages) > PAGES_MAX:
-        raise JournalError(1, f"more than {PAGES_MAX} pages in a tier")
+        raise JournalError(number, f"more than {PAGES_MAX} pages in a tier")
     return config

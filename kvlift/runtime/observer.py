@@ -13,6 +13,7 @@ from kvlift.core.landed import Landed
 from kvlift.core.prompt import Prompt
 from kvlift.core.submission import Submission
 from kvlift.core.tier import Tier
+from kvlift.runtime.config import Config
 from kvlift.runtime.tick import Tick
 
 
@@ -27,7 +28,7 @@ class Adoption:
 
 
 class Observer(Protocol):
-    """The calls of one tick come in this order; `grew` and `adopted` come between ticks.
+    """The calls of one tick come in this order; `grew`, `adopted`, `reconfigured` between ticks.
 
     `state` is always the one after what is told."""
 
@@ -59,6 +60,9 @@ class Observer(Protocol):
 
     def adopted(self, state: State, what: Adoption, decision: Decision, now_ns: int) -> None:
         """Pages were adopted."""
+
+    def reconfigured(self, config: Config) -> None:
+        """From the next tick on, and for growths at once, these choices and limits hold."""
 
     def failed(self, effect: object, error: Exception) -> None:
         """A port raised: a fault of this rank, which all ranks will hear of."""
@@ -92,6 +96,8 @@ class SilentObserver:
     ) -> None: ...
 
     def adopted(self, state: State, what: Adoption, decision: Decision, now_ns: int) -> None: ...
+
+    def reconfigured(self, config: Config) -> None: ...
 
     def failed(self, effect: object, error: Exception) -> None: ...
 
@@ -139,6 +145,10 @@ class Several:
     def adopted(self, state: State, what: Adoption, decision: Decision, now_ns: int) -> None:
         for observer in self.observers:
             observer.adopted(state, what, decision, now_ns)
+
+    def reconfigured(self, config: Config) -> None:
+        for observer in self.observers:
+            observer.reconfigured(config)
 
     def failed(self, effect: object, error: Exception) -> None:
         for observer in self.observers:

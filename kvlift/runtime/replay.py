@@ -23,15 +23,19 @@ from kvlift.core.ballot import (
     ballot_length,
     from_wire,
     proofs,
+    slots,
 )
 from kvlift.core.edges import EDGES, MIRROR_EDGES
 from kvlift.core.ids import Rid
+from kvlift.core.observation import N_INTS
 from kvlift.core.policy import Policy, Switch
 from kvlift.core.tier import Tier
 from kvlift.runtime.config import Config
 from kvlift.runtime.journal_lines import (
     AdoptLine,
+    ConfigLine,
     Decided,
+    Entry,
     FaultLine,
     GrowLine,
     IdleLine,
@@ -58,7 +62,7 @@ class Moment:
     """One line and what the core makes of it. `before` and `after` are None where the beginning of
     the journal is lost; `difference` is None where both decided the same."""
 
-    line: TickLine | IdleLine | GrowLine | AdoptLine | FaultLine
+    line: Entry
     number: int
     tick: int
     before: Agreed | None = None
@@ -151,6 +155,8 @@ class Replayer:
                         self._grow(line)
                     case AdoptLine():
                         self._adopt(line)
+                    case ConfigLine():
+                        self.config, self.policy = self.reader.config, self.reader.config.policy()
                     case FaultLine():
                         pass
             except Impossible as error:
@@ -213,7 +219,8 @@ class Replayer:
             is_count = 0 <= seen.progress <= most and seen.ceiling <= most
             if not is_count or seen.ended not in (0, 1):
                 raise self.reader.error(f"a verdict about ticket {ticket} that no rank could give")
-        if any(least[N_HEADER + 3 * len(verdict.observations) :]):
+        n_slots = len(slots(self.agreed, self.policy))
+        if any(least[N_HEADER + N_INTS * n_slots :]):
             raise self.reader.error("a ballot that speaks of tickets that are not open")
 
     def _idle(self, n_ticks: int) -> None:

@@ -14,7 +14,8 @@ from functools import partial
 import torch
 from attrs import define, field
 
-from kvlift.effects.copies_engine import Event, Lane, Rows, Span
+from kvlift.effects.copies_driver import Rows, Span
+from kvlift.effects.copies_engine import Event, Lane
 from kvlift.effects.copies_scatter import SliceMover
 from kvlift.effects.device_memory import LayeredMemory, PagedMemory
 
@@ -41,6 +42,7 @@ class ShuffledEngine:
     n_spans: int = 0
     n_moves: int = 0
     scattered: list[int] = field(factory=list)
+    batches: list[int] = field(factory=list)
     lanes: dict[Lane, deque[Callable[[], bool]]] = field(init=False)
     rng: random.Random = field(init=False)
     mover: SliceMover | None = field(init=False)
@@ -82,13 +84,17 @@ class ShuffledEngine:
         for span in self.rng.sample(list(spans), len(spans)):
             self._put(lane, partial(ctypes.memmove, *span))
 
-    def copy_rows(self, lane: Lane, rows: Sequence[Rows]) -> None:
+    def copy_rows(
+        self, lane: Lane, rows: Rows, targets: Sequence[int], sources: Sequence[int]
+    ) -> None:
         self._called()
-        for each in rows:
-            for i in range(each.n_rows):
-                target = each.target + i * each.target_pitch
-                source = each.source + i * each.source_pitch
-                self._put(lane, partial(ctypes.memmove, target, source, each.width))
+        self.batches.append(len(targets))
+        moves = list(zip(targets, sources, strict=True))
+        for target, source in self.rng.sample(moves, len(moves)):
+            for i in range(rows.n_rows):
+                row_target = target + i * rows.target_pitch
+                row_source = source + i * rows.source_pitch
+                self._put(lane, partial(ctypes.memmove, row_target, row_source, rows.width))
 
     def upload(self, lane: Lane, pages: Sequence[int]) -> torch.Tensor:
         values = torch.tensor(pages, dtype=torch.int64)

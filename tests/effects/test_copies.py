@@ -22,7 +22,15 @@ from kvlift.core.landed import MirrorEnded, RestoreEnded
 from kvlift.effects import copies_routes
 from kvlift.effects.copies_cpu import CpuCopies
 from kvlift.effects.copies_cuda import CudaCopies, CudaOptions, LayeredBy
-from kvlift.effects.copies_jobs import CopyJob, Direction, chunk_sizes, merged_runs, tapered
+from kvlift.effects.copies_jobs import (
+    CopyJob,
+    Direction,
+    chunk_sizes,
+    merged_pairs,
+    merged_runs,
+    ramped,
+    tapered,
+)
 from kvlift.effects.copies_scatter import HAS_TRITON
 from kvlift.effects.device_memory import BlockMemory, LayeredMemory, PagedMemory
 from kvlift.effects.host_pool import HostPool
@@ -95,6 +103,7 @@ def pipelined_world(
     memory: PagedMemory,
     *,
     layered_by: LayeredBy = LayeredBy.STAGED,
+    n_lanes: int = 1,
     chunk_pages: int = 4,
     n_buffers: int = 2,
     seed: int = 0,
@@ -103,10 +112,21 @@ def pipelined_world(
     host = HostPool(N_HOST, memory.page_bytes, pinned=False)
     engine = ShuffledEngine(memory, seed, fail_at)
     options = CudaOptions(
-        layered_by=layered_by, chunk_bytes=chunk_pages * memory.page_bytes, n_buffers=n_buffers
+        layered_by=layered_by,
+        n_lanes=n_lanes,
+        chunk_bytes=chunk_pages * memory.page_bytes,
+        n_buffers=n_buffers,
     )
     copies = CudaCopies(host, memory, options=options, engine=engine)
     return world_around(copies, host, memory, engine.run), engine
+
+
+# How pages reach layers (None: pages that are contiguous on the device), and over how many lanes.
+WAYS = [(LayeredBy.STAGED, 1), (LayeredBy.ROWS, 1), (LayeredBy.ROWS, 2), (None, 1), (None, 2)]
+
+
+def memory_for(way: LayeredBy | None) -> PagedMemory:
+    return blocks(N_DEVICE) if way is None else LayeredMemory.allocate(MHA, N_DEVICE)
 
 
 WORLDS: dict[str, Callable[[], CopiesWorld]] = {
@@ -118,7 +138,11 @@ WORLDS: dict[str, Callable[[], CopiesWorld]] = {
     "rows-mha": lambda: pipelined_world(
         LayeredMemory.allocate(MHA, N_DEVICE), layered_by=LayeredBy.ROWS
     )[0],
-    "direct-blocks": lambda: pipelined_world(blocks(N_DEVICE), seed=3)[0],
+    "rows-mha-two-lanes": lambda: pipelined_world(
+        LayeredMemory.allocate(MHA, N_DEVICE), layered_by=LayeredBy.ROWS, n_lanes=2, seed=2
+    )[0],
+    "blocks": lambda: pipelined_world(blocks(N_DEVICE), seed=3)[0],
+    "blocks-two-lanes": lambda: pipelined_world(blocks(N_DEVICE), n_lanes=2, seed=4)[0],
 }
 
 
@@ -140,16 +164,21 @@ def test_bad_jobs_raise_and_start_nothing(world: CopiesWorld) -> None:
 
 
 @pytest.mark.parametrize("seed", range(12))
-@pytest.mark.parametrize("layered_by", LayeredBy)
+@pytest.mark.parametrize(("way", "n_lanes"), WAYS)
 def test_every_order_that_streams_allow_gives_the_right_bytes(
-    seed: int, layered_by: LayeredBy, monkeypatch: pytest.MonkeyPatch
+    seed: int, way: LayeredBy | None, n_lanes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng = random.Random(seed)
-    memory = LayeredMemory.allocate(MHA, N_DEVICE)
+    memory = memory_for(way)
     # So that chunks of several sizes come up, as with real pages.
     monkeypatch.setattr(copies_routes, "TAPER_BYTES", rng.choice([1, 2]) * memory.page_bytes)
+    monkeypatch.setattr(copies_routes, "RAMP_BYTES", rng.choice([1, 2]) * memory.page_bytes)
     world, engine = pipelined_world(
-        memory, layered_by=layered_by, chunk_pages=rng.choice([2, 3, 4]), seed=seed
+        memory,
+        layered_by=way or LayeredBy.AUTO,
+        n_lanes=n_lanes,
+        chunk_pages=rng.choice([2, 3, 4]),
+        seed=seed,
     )
     held_up = rng.sample(range(N_DEVICE), 12)
     fill_device(world, range(N_DEVICE), rng)
@@ -179,9 +208,18 @@ def test_every_order_that_streams_allow_gives_the_right_bytes(
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_mirrors_and_restores_beside_each_other_keep_their_bytes(seed: int) -> None:
+@pytest.mark.parametrize(("way", "n_lanes"), WAYS)
+def test_mirrors_and_restores_beside_each_other_keep_their_bytes(
+    seed: int, way: LayeredBy | None, n_lanes: int
+) -> None:
     rng = random.Random(seed)
-    world, engine = pipelined_world(LayeredMemory.allocate(MHA, N_DEVICE), chunk_pages=3, seed=seed)
+    world, engine = pipelined_world(
+        memory_for(way),
+        layered_by=way or LayeredBy.AUTO,
+        n_lanes=n_lanes,
+        chunk_pages=3,
+        seed=seed,
+    )
     down = fill_device(world, range(9), rng)
     up = fill_host(world, range(9, 18), rng)
     world.copies.start_mirror(Ticket(1), range(9), range(9))
@@ -235,6 +273,54 @@ def test_adjacent_host_pages_are_one_copy_and_chunks_taper() -> None:
     assert engine.n_spans == 5
     assert engine.scattered == [8, 8, 3]
     engine.run()
+
+
+@pytest.mark.parametrize("n_lanes", [1, 2])
+def test_straight_copies_begin_with_a_small_batch(
+    n_lanes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = LayeredMemory.allocate(MHA, N_DEVICE)
+    monkeypatch.setattr(copies_routes, "RAMP_BYTES", memory.page_bytes)
+    world, engine = pipelined_world(
+        memory, layered_by=LayeredBy.ROWS, n_lanes=n_lanes, chunk_pages=8
+    )
+    world.copies.start_restore(Ticket(1), range(N_DEVICE), range(N_DEVICE))
+    assert engine.batches == {
+        1: [1, 1, 2, 4, 8, 3],
+        2: [1, 1, 1, 1, 2, 2, 4, 4, 2, 1],
+    }[n_lanes]
+    engine.run()
+    assert world.copies.landed() == [RestoreEnded(Ticket(1), N_DEVICE)]
+
+
+@pytest.mark.parametrize(("rows_from_bytes", "is_staged"), [(0, False), (1 << 20, True)])
+def test_pages_are_staged_or_copied_by_rows_after_their_size(
+    rows_from_bytes: int, is_staged: bool
+) -> None:
+    memory = LayeredMemory.allocate(MHA, N_DEVICE)
+    host = HostPool(N_HOST, memory.page_bytes, pinned=False)
+    engine = ShuffledEngine(memory)
+    options = CudaOptions(rows_from_bytes=rows_from_bytes)
+    copies = CudaCopies(host, memory, options=options, engine=engine)
+    copies.start_restore(Ticket(1), [0, 5], [1, 2])
+    assert (engine.n_moves > 0) == is_staged
+    engine.run()
+    assert copies.close(1.0)
+
+
+def test_a_broken_off_submission_on_two_lanes_ends_behind_both() -> None:
+    for seed in range(8):
+        memory = LayeredMemory.allocate(MHA, N_DEVICE)
+        world, engine = pipelined_world(
+            memory, layered_by=LayeredBy.ROWS, n_lanes=2, chunk_pages=4, fail_at=5, seed=seed
+        )
+        world.copies.start_restore(Ticket(1), range(12), range(12))
+        reports = world.copies.landed()
+        while not reports:
+            engine.run(1)
+            reports = world.copies.landed()
+        assert not any(engine.lanes.values())
+        assert reports == [RestoreEnded(Ticket(1), 8)]
 
 
 @pytest.mark.parametrize("fail_at", range(1, 11))
@@ -407,8 +493,10 @@ def test_chunks_hold_every_page_once_and_end_where_large_jobs_end(
     least = min(least, chunk_pages)
     sizes = chunk_sizes(jobs, chunk_pages, least)
     cut = tapered(sizes, least)
-    assert sum(sizes) == sum(cut) == sum(jobs)
-    assert all(0 < size <= chunk_pages for size in cut)
+    up = ramped(sizes, least)
+    assert sum(sizes) == sum(cut) == sum(up) == sum(jobs)
+    assert all(0 < size <= chunk_pages for size in [*cut, *up])
+    assert not sizes or up[0] < 2 * least
     ends = {sum(sizes[:i]) for i in range(len(sizes) + 1)}
     for i, job in enumerate(jobs):
         end = sum(jobs[: i + 1])
@@ -428,6 +516,17 @@ def test_merged_runs_say_the_same_pages(pages: list[int]) -> None:
     ]
     for (_, page, n), (_, following, _) in itertools.pairwise(runs):
         assert page + n != following
+
+
+@given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), max_size=20))
+@settings(max_examples=200, deadline=None)
+def test_merged_pairs_say_the_same_pages_on_both_sides(pairs: list[tuple[int, int]]) -> None:
+    one, other = [a for a, _ in pairs], [b for _, b in pairs]
+    runs = merged_pairs(one, other)
+    assert [(one[at] + i, other[at] + i) for at, n in runs for i in range(n)] == pairs
+    for (at, n), (following, _) in itertools.pairwise(runs):
+        assert at + n == following
+        assert (one[at] + n, other[at] + n) != (one[following], other[following])
 
 
 @pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed")

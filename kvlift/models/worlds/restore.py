@@ -32,5 +32,5 @@ def restore(*, deep: bool) -> Situation:
         ),
         preamble="world page=2 device=4 host=3\nconfig write=none persist=off",
         puts=puts,
-        n_faults=3 if deep else 2,
+        n_faults=3 if deep else 1,
     )

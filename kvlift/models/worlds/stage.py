@@ -14,7 +14,7 @@ from attrs import define, evolve, field, frozen
 from kvlift.core.adopt import adopt_agreed
 from kvlift.core.advance import Decision, State, advance, advance_agreed, grow_agreed
 from kvlift.core.agreed import Agreed, agreed_at_start, is_under_way
-from kvlift.core.ballot import Room, Verdict, from_wire, slots, to_wire
+from kvlift.core.ballot import Room, Verdict, from_wire, proofs, slots, to_wire
 from kvlift.core.canonical import (
     Name,
     Naming,
@@ -27,7 +27,7 @@ from kvlift.core.canonical import (
 )
 from kvlift.core.hear import hear, order
 from kvlift.core.ids import DeviceHandle, Rid, Ticket
-from kvlift.core.local import NS_PER_MS, Limits, Local, seen
+from kvlift.core.local import NS_PER_MS, Limits, Local, first_deadline_ns, seen
 from kvlift.core.notice import BecameReady
 from kvlift.core.phase import Running
 from kvlift.core.policy import Policy, Switch
@@ -204,7 +204,10 @@ class Stage:
             else watch
             for ticket, watch in rank.local.watches.items()
         }
-        local, starts = hear(evolve(rank.local, watches=watches), self.limits, reports, NOW_NS)
+        before = evolve(
+            rank.local, watches=watches, deadline_ns=first_deadline_ns(watches.values())
+        )
+        local, starts = hear(before, self.limits, reports, NOW_NS)
         bench = self._bench(evolve(rank, local=local))
         bench.start(starts)
         return self.number_of_rank(bench.done())
@@ -302,7 +305,7 @@ class Stage:
         room = Room(device=self.policy.n_device_pages, host=self.policy.n_host_pages)
         ballots = [
             to_wire(
-                state,
+                proofs(state),
                 self.policy,
                 room=room,
                 rates=self.ranks[rank].local.rates,

@@ -1,0 +1,101 @@
+"""`kvlift replay`: a recorded journal through the core again."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+import msgspec
+
+from kvlift.cli.output import end, fail, json_option, print_json, say
+from kvlift.core.agreed import Agreed
+from kvlift.core.counts import device_counts, host_counts
+from kvlift.runtime.journal_read import JournalError, file_lines
+from kvlift.runtime.perfetto import trace
+from kvlift.runtime.replay import ReplayResult
+from kvlift.runtime.replay import replay as replayed
+
+
+@contextmanager
+def journal_lines(journal: Path) -> Iterator[Iterator[bytes]]:
+    """The lines of a journal; whatever is wrong with it ends the command with one sentence."""
+    try:
+        with journal.open("rb") as file:
+            yield file_lines(file)
+    except OSError as error:
+        fail(f"{journal}: {error.strerror}; name a journal that can be read")
+    except JournalError as error:
+        fail(f"{journal}, {error}")
+
+
+@click.command("replay")
+@click.argument("journal", type=click.Path(path_type=Path))
+@click.option("--upto", type=click.IntRange(min=0), help="Stop after this tick and show the state.")
+@click.option(
+    "--perfetto",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write a trace for ui.perfetto.dev or chrome://tracing to this file.",
+)
+@json_option
+def replay(journal: Path, *, upto: int | None, perfetto: Path | None, as_json: bool) -> None:
+    """Send a recorded journal through the core again: the same decisions, or the first difference.
+
+    A journal holds prompts and answers as tokens: treat it as such.
+
+    Ends with 0 if all decisions are the same, 1 at a difference, 2 if the journal can't be used.
+
+    \b
+    Example: kvlift replay run.ndjson --perfetto run.trace.json
+    """
+    with journal_lines(journal) as lines:
+        result = replayed(lines, upto)
+    if perfetto is not None:
+        with journal_lines(journal) as lines:
+            _write(perfetto, msgspec.json.encode(trace(lines, upto)))
+    if as_json:
+        print_json(
+            {
+                "ticks": result.ticks,
+                "requests": result.requests,
+                "identical": result.identical,
+                "first_difference": result.first_difference,
+            }
+        )
+    else:
+        _print(result, show_state=upto is not None)
+    if result.is_cut:
+        say(f"kvlift: {journal} ends in half a line, which was left out")
+    end(holds=result.identical)
+
+
+def _print(result: ReplayResult, *, show_state: bool) -> None:
+    click.echo(f"{result.ticks} ticks, {result.requests} requests replayed")
+    if result.identical:
+        click.echo("all decisions are the same")
+    else:
+        click.echo(f"first difference: {result.first_difference}")
+    if show_state and result.last is not None:
+        _print_state(result.last)
+
+
+def _print_state(agreed: Agreed) -> None:
+    click.echo(f"after tick {agreed.tick}, digest {agreed.digest.hex()}:")
+    for name, counts in (("device", device_counts(agreed)), ("host", host_counts(agreed))):
+        click.echo(
+            f"  {name}: {counts.free} free, {counts.cached} cached, {counts.owned} owned,"
+            f" {counts.reserved} reserved, {counts.draining} draining"
+        )
+    for request in agreed.requests.values():
+        phase = type(request.phase).__name__.lower()
+        click.echo(f"  {request.rid!r} (attempt {request.attempt}): {phase}")
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Private, since it names requests."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+    except OSError as error:
+        fail(f"{path}: {error.strerror}; name a file that can be written")

@@ -1,0 +1,1 @@
+"""The main job, played and compared: conversations over all tiers in real processes."""
