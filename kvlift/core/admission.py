@@ -288,6 +288,7 @@ def _admit_resumed(
     phase, prompt = request.phase, request.prompt
     assert isinstance(phase, Resuming)
     draft.index.unpin(Tier.HOST, prompt, 0, phase.n_pages_pinned)
+    draft.collect_evicted()
     if phase.tail_host is not None and bounds.host == prompt.n_pages_full:
         tail = prompt.n_pages_full
         ticket = draft.open_ticket(Kind.COPY, request.attempt, 1)

@@ -127,6 +127,7 @@ def closed_draft(draft: Draft) -> tuple[Agreed, Decision]:
 def _close(
     draft: Draft, verdict: Verdict | None, calls: tuple[Submission, ...]
 ) -> tuple[Agreed, Decision]:
+    draft.collect_evicted()
     decision = Decision(
         effects=tuple(draft.effects),
         notices=tuple(draft.notices),

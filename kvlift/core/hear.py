@@ -110,8 +110,16 @@ def _pages_arrived(desk: Desk, ticket: Ticket, watch: Watch, n_pages: int) -> No
         return
     is_waiting = n_pages < watch.n_pages
     timeout_ms = watch.timeout_ms if is_waiting or ticket in desk.dismissed else None
-    desk.watches[ticket] = evolve(
-        watch, progress=n_pages, since_ns=desk.now_ns, timeout_ms=timeout_ms
+    desk.watches[ticket] = Watch(
+        kind=watch.kind,
+        n_pages=watch.n_pages,
+        ceiling=watch.ceiling,
+        progress=n_pages,
+        has_ended=watch.has_ended,
+        has_begun=watch.has_begun,
+        since_ns=desk.now_ns,
+        timeout_ms=timeout_ms,
+        begun_ns=watch.begun_ns,
     )
     if not is_waiting:
         spent_us = (desk.now_ns - watch.begun_ns) // 1000 // max(1, n_pages)

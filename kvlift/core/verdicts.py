@@ -47,8 +47,8 @@ def take_verdict(draft: Draft, verdict: Verdict) -> None:
 
 def _take(draft: Draft, ticket: Ticket, known: Open, seen: Observation) -> None:
     """Remember what was seen, tell the owner what is new, close the ticket when it has ended."""
-    draft.tickets[ticket] = evolve(
-        known, progress=seen.progress, has_ended=bool(seen.ended), ceiling=seen.ceiling
+    draft.tickets[ticket] = Open(
+        known.kind, known.owner, known.n_pages, seen.progress, bool(seen.ended), seen.ceiling
     )
     match known.kind:
         case Kind.LOOKUP:
