@@ -7,6 +7,7 @@ ceiling, and stands alone: one that fails is a row with `error`, and the script 
 """
 
 import argparse
+import ctypes
 import datetime as dt
 import gc
 import importlib
@@ -67,19 +68,39 @@ OTHER_LAYOUTS: dict[str, tuple[PageLayout, int]] = {
 
 # The bench starts copies only when no kernel uses their pages; then they may run beside a step.
 DEFAULT = CudaOptions(is_ordered=False)
+ROWS = evolve(DEFAULT, layered_by=LayeredBy.ROWS)
+STAGED = evolve(DEFAULT, layered_by=LayeredBy.STAGED)
 VARIANTS: dict[str, CudaOptions] = {
     "": DEFAULT,
-    "rows": evolve(DEFAULT, layered_by=LayeredBy.ROWS),
-    "chunk-32MiB": evolve(DEFAULT, chunk_bytes=32 * MIB),
-    "chunk-128MiB": evolve(DEFAULT, chunk_bytes=128 * MIB),
-    "buffers-3": evolve(DEFAULT, n_buffers=3),
-    "programs-4": evolve(DEFAULT, n_programs=4),
-    "programs-8": evolve(DEFAULT, n_programs=8),
-    "programs-32": evolve(DEFAULT, n_programs=32),
-    "batch-all": evolve(DEFAULT, batch_below_bytes=1 << 30),
-    "batch-none": evolve(DEFAULT, batch_below_bytes=0),
+    "rows": ROWS,
+    "rows-lanes-2": evolve(ROWS, n_lanes=2),
+    "rows-one-by-one": evolve(ROWS, batch_rows=False),
+    "rows-one-by-one-lanes-2": evolve(ROWS, batch_rows=False, n_lanes=2),
+    "rows-chunk-16MiB": evolve(ROWS, chunk_bytes=16 * MIB),
+    "rows-chunk-128MiB": evolve(ROWS, chunk_bytes=128 * MIB),
+    "rows-without-hint": evolve(ROWS, prefers_overlap=False),
+    "staged": STAGED,
+    "staged-one-by-one": evolve(STAGED, batch_below_bytes=0),
+    "staged-chunk-32MiB": evolve(STAGED, chunk_bytes=32 * MIB),
+    "staged-programs-8": evolve(STAGED, n_programs=8),
 }
-BESIDE: Final = ("", "rows", "chunk-32MiB", "programs-4", "programs-8", "programs-32")
+BLOCK_VARIANTS: dict[str, CudaOptions] = {
+    "": DEFAULT,
+    "lanes-2": evolve(DEFAULT, n_lanes=2),
+    "one-by-one": evolve(DEFAULT, batch_below_bytes=0),
+    "one-by-one-lanes-2": evolve(DEFAULT, batch_below_bytes=0, n_lanes=2),
+}
+BESIDE: dict[str, tuple[str, ...]] = {
+    "8MiB": (
+        "",
+        "rows-lanes-2",
+        "rows-one-by-one",
+        "rows-without-hint",
+        "staged",
+        "staged-programs-8",
+    ),
+    "1MiB": ("rows", "staged"),
+}
 
 Row = dict[str, Any]
 
@@ -302,17 +323,18 @@ def bench_rates(bench: Bench) -> None:
             ordered = tuple(range(n_pages))
             adjacent = evolve(setup, host_pages=ordered, device_pages=ordered)
             for direction in Direction:
-                rate_rows(bench, adjacent, direction, f"{size}-adjacent", {"": DEFAULT})
+                chosen = {name: VARIANTS[name] for name in ("rows", "staged")}
+                rate_rows(bench, adjacent, direction, f"{size}-adjacent", chosen)
         with bench.case(f"blocks-{size}"):
             blocks = torch.zeros((n_pages, layout.page_bytes), dtype=torch.uint8, device=DEVICE)
             with setup_around(BlockMemory(blocks)) as setup:
                 for direction in Direction:
-                    rate_rows(bench, setup, direction, f"{size}-blocks", {"": DEFAULT})
+                    rate_rows(bench, setup, direction, f"{size}-blocks", BLOCK_VARIANTS)
             del blocks
     for name, (layout, n_pages) in OTHER_LAYOUTS.items():
         with bench.case(f"layout-{name}"), layered_setup(layout, n_pages) as setup:
             for direction in Direction:
-                rate_rows(bench, setup, direction, name, {"": DEFAULT, "rows": VARIANTS["rows"]})
+                rate_rows(bench, setup, direction, name, {"": DEFAULT, "staged": STAGED})
 
 
 def bench_together(bench: Bench) -> None:
@@ -409,20 +431,23 @@ class DecodeStep:
 
 
 def bench_decode(bench: Bench) -> None:
-    layout, n_pages = LAYOUTS["8MiB"]
-    with bench.case("decode-beside-restore"), layered_setup(layout, n_pages) as setup:
-        step = DecodeStep()
-        alone_ms = step.mean_ms(20)
-        # Two passes over all pages last about 40 ms: the steps must be over before them.
-        n_steps = max(6, min(40, int(24.0 / alone_ms)))
-        flat = torch.empty((n_pages, layout.page_bytes), dtype=torch.uint8, device=DEVICE)
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        for direction in Direction:
-            for variant in BESIDE:
+    for size, variants in BESIDE.items():
+        layout, n_pages = LAYOUTS[size]
+        with bench.case(f"decode-beside-{size}"), layered_setup(layout, n_pages) as setup:
+            step = DecodeStep()
+            alone_ms = step.mean_ms(20)
+            # Two passes over all pages last about 40 ms: the steps must be over before them.
+            n_steps = max(6, min(40, int(24.0 / alone_ms)))
+            flat = torch.empty((n_pages, layout.page_bytes), dtype=torch.uint8, device=DEVICE)
+            stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            for direction in Direction:
                 plain_name = "restore" if direction is Direction.RESTORE else "writethrough"
-                case = f"decode-beside-{plain_name}" + (f"/{variant}" if variant else "")
-                with bench.case(case), opened(setup, VARIANTS[variant]) as copies:
-                    beside_rows(bench, case, step, n_steps, setup, copies, flat, stream, direction)
+                for variant in variants:
+                    case = f"decode-beside-{plain_name}-{size}" + (variant and f"/{variant}")
+                    with bench.case(case), opened(setup, VARIANTS[variant]) as copies:
+                        beside_rows(
+                            bench, case, step, n_steps, setup, copies, flat, stream, direction
+                        )
 
 
 def beside_rows(
@@ -516,9 +541,17 @@ def machine() -> Row:
         "cuda": torch.version.cuda,
         "triton": triton,
         "python": platform.python_version(),
+        "driver": _driver_version(),
         "n_cpus": os.cpu_count(),
         "date": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
     }
+
+
+def _driver_version() -> int:
+    """What the CUDA driver supports, 13000 for 13.0."""
+    version = ctypes.c_int(0)
+    ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
+    return version.value
 
 
 def _rounded(value: Any) -> Any:

@@ -83,6 +83,8 @@ def demo_table(result: Result) -> list[str]:
 
 def _ms(mode: Result, base: Result | None, figure: str, part: str) -> str:
     value = mode[figure][part]
+    if value is None:
+        return "none"
     if base is None or not base[figure][part]:
         return f"{value:.1f} ms"
     return f"{value:.1f} ms ({100 * (value / base[figure][part] - 1):+.0f} %)"
@@ -94,20 +96,27 @@ def _verdict_of_demo(result: Result) -> str:
     n_requests = sum(mode["requests"] for mode in modes)
     n_failed = sum(mode["failed"] for mode in modes)
     same = "the same in all modes" if result["tokens_identical"] else "DIFFERENT between modes"
+    played = (
+        f"{result['workload']}; model {result['model']} on {result['device']}, "
+        f"{result['ranks']} decode ranks, a link of {result['link_gbps']:g} Gb/s."
+    )
     return (
-        f"{n_requests} requests, {n_failed} failed; tokens {same}; "
+        f"{played} {n_requests} requests, {n_failed} failed; tokens {same}; "
         f"log-probabilities within {result['logprob_diff_max']:.1g}; "
         f"{result['pages_verified']} restored pages compared with recomputed ones; "
         f"at most {result['ballots_per_tick_max']} reduction a tick; "
-        f"{result['leaks']} pages leaked."
+        f"{result['leaks']} pages leaked." + "".join(f" NOT SO: {it}." for it in result["faults"])
     )
 
 
 def machine_line(result: Result) -> str:
     """Machine, command and commit: a figure without them is not shown."""
     machine = result["machine"]
+    if isinstance(machine, str):
+        machine = {"machine": machine}
     said = ", ".join(
-        str(value) if key == "gpu" else f"{key} {value}" for key, value in _shown(machine)
+        str(value) if key in {"gpu", "machine"} else f"{key} {value}"
+        for key, value in _shown(machine)
     )
     commit = result["commit"]
     of = "" if commit == "none" else f", commit {commit[:12]}"
@@ -210,7 +219,7 @@ def main(args: Sequence[str] | None = None) -> int:
                 document.write_text(after, encoding="utf-8")
             elif before != after:
                 print(f"{document} shows other figures than benches/results: run --write")
-    except (OSError, ValueError) as error:
+    except (OSError, TypeError, ValueError) as error:
         print(f"figures: {error}", file=sys.stderr)
         return 2
     return int(bool(chosen.check) and n_stale > 0)

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 SECRET_VARIABLE: Final = "KVLIFT_SECRET"
 SECRET_BYTES_MIN: Final = 16
 LOOK_S: Final = 0.2
+PREFILL_RESTARTS_MAX: Final = 5
+"""After so many deaths its requests fail with the reason, and what is wrong has to be looked at."""
 
 
 def _settings(**options: Any) -> "WorkerSettings":
@@ -97,8 +99,13 @@ async def _served(cluster: "Cluster", listening: socket.socket, address: str) ->
         while not server.started and not serving.done():  # noqa: ASYNC110 - a field is all it tells
             await asyncio.sleep(0.01)
         say(f"ready {address}")
-        while not cluster.died.is_set() and not serving.done():  # noqa: ASYNC110 - set by a thread
+        n_restarts = 0
+        while not cluster.died.is_set() and not serving.done():
             await asyncio.sleep(LOOK_S)
+            if cluster.prefill_died.is_set() and n_restarts < PREFILL_RESTARTS_MAX:
+                n_restarts += 1
+                say(f"the prefill process has died; starting it again ({n_restarts})")
+                await asyncio.to_thread(cluster.restart_prefill)
         # Clients that wait are answered with the reason before the server ends.
         return cluster.fault or "the HTTP server has ended"
     finally:

@@ -6,6 +6,7 @@ The digest chains everything that was decided, so that two ranks that once decid
 never have the same digest again.
 """
 
+import struct
 from collections.abc import Iterable
 from hashlib import blake2b
 
@@ -165,11 +166,21 @@ def _digest(
     if not (is_news or calls or decision.effects or decision.notices or decision.arrows):
         return before
     hasher = blake2b(before, digest_size=16)
+    if verdict is not None:
+        hasher.update(_bytes_of(verdict))
     for call in calls:
         hasher.update(repr(call).encode())
         for secret in ("output", "prompt"):
             value = getattr(call, secret, None)
             if value is not None:
                 hasher.update(value if isinstance(value, bytes) else value.tokens)
-    hasher.update(repr((verdict, decision.effects, decision.notices, decision.closed)).encode())
+    hasher.update(repr((decision.effects, decision.notices, decision.closed)).encode())
     return hasher.digest()
+
+
+def _bytes_of(verdict: Verdict) -> bytes:
+    """The verdict's numbers, as 64-bit integers."""
+    numbers = [verdict.device_room, verdict.host_room, verdict.n_submissions]
+    for ticket, seen in verdict.observations:
+        numbers += (ticket, seen.progress, seen.ended, seen.ceiling)
+    return struct.pack(f"<{len(numbers)}q", *numbers)

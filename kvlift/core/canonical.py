@@ -9,7 +9,7 @@ The walk over a state follows the annotations of its classes, so a new field is 
 """
 
 from collections.abc import Callable, Hashable, Mapping
-from enum import Enum
+from enum import IntEnum
 from functools import cache
 from types import UnionType
 from typing import Any, Final, NewType, Union, get_args, get_origin
@@ -27,16 +27,16 @@ from kvlift.core.plan import Follow, Part
 from kvlift.core.policy import Policy, Switch
 
 
-class Name(Enum):
+class Name(IntEnum):
     """What is renamed. `is_ordered`: the core compares these, so their order is kept."""
 
-    TICKET = "ticket"
-    ATTEMPT = "attempt"
-    INSTANT = "instant"
-    SEGMENT = "segment"
-    EPOCH = "epoch"
-    DEVICE = "device"
-    HOST = "host"
+    TICKET = 0
+    ATTEMPT = 1
+    INSTANT = 2
+    SEGMENT = 3
+    EPOCH = 4
+    DEVICE = 5
+    HOST = 6
 
     @property
     def is_ordered(self) -> bool:
@@ -67,23 +67,27 @@ _OF_DESCENTS: Final = (Kind.MIRROR, Kind.PERSIST)
 
 @define
 class Naming:
-    """New names by old ones. What the agreed state does not know gets a negative name."""
+    """New names by old ones, a map for each `Name`. What nobody has named gets a negative name.
 
-    names: dict[Name, dict[int, int]] = field(factory=lambda: {name: {} for name in Name})
+    `is_identity`: every name is what it would become, so there is nothing to do."""
+
+    names: list[dict[int, int]]
+    is_identity: bool = False
 
     def __call__(self, name: Name, value: int) -> int:
         known = self.names[name]
-        if value not in known:
-            known[value] = -1 - sum(1 for new in known.values() if new < 0)
-        return known[value]
+        new = known.get(value)
+        if new is None:
+            new = known[value] = -1 - sum(1 for other in known.values() if other < 0)
+        return new
 
     def copy(self) -> "Naming":
-        return Naming({name: dict(known) for name, known in self.names.items()})
+        return Naming([dict(known) for known in self.names], self.is_identity)
 
 
 def naming_of(agreed: Agreed) -> Naming:
     """The new names of everything that the agreed state speaks of."""
-    met: dict[Name, dict[int, None]] = {name: {} for name in Name}
+    met: list[dict[int, None]] = [{} for _ in Name]
 
     def meet(name: Name, value: int) -> int:
         met[name][value] = None
@@ -91,21 +95,17 @@ def naming_of(agreed: Agreed) -> Naming:
 
     _walk_agreed(agreed, meet)
     met[Name.EPOCH][agreed.host_epoch] = None
-    return Naming(
-        {
-            name: {
-                value: number
-                for number, value in enumerate(sorted(seen) if name.is_ordered else seen, 1)
-            }
-            for name, seen in met.items()
-        }
-    )
+    names = [
+        dict(zip(sorted(seen) if name.is_ordered else seen, range(1, 1 + len(seen)), strict=True))
+        for name, seen in zip(Name, met, strict=True)
+    ]
+    return Naming(names, all(old == new for known in names for old, new in known.items()))
 
 
 def renamed_agreed(agreed: Agreed, naming: Naming, policy: Policy) -> Agreed:
     """The same situation under new names, with its counters as low as they can be."""
     names = naming.names
-    after = _walk_agreed(agreed, naming)
+    after = agreed if naming.is_identity else _walk_agreed(agreed, naming)
     return evolve(
         after,
         tick=0,
@@ -128,9 +128,8 @@ def renamed_local(local: Local, naming: Naming, policy: Policy, now_ns: int) -> 
     """This rank's half under the same names, without what is over and the age of what waits."""
     watches = {ticket: _timeless(watch, now_ns) for ticket, watch in local.watches.items()}
     tokens = {hold: token for hold, token in local.tokens.items() if hold in watches}
-    after: Local = renamed(
-        evolve(local, watches=watches, tokens=tokens, reasons={}, leaving=(), n_stale=0), naming
-    )
+    bare = evolve(local, watches=watches, tokens=tokens, reasons={}, leaving=(), n_stale=0)
+    after: Local = bare if naming.is_identity else renamed(bare, naming)
     return evolve(
         after,
         deadline_ns=first_deadline_ns(after.watches.values()),
@@ -139,6 +138,8 @@ def renamed_local(local: Local, naming: Naming, policy: Policy, now_ns: int) -> 
 
 
 def _timeless(watch: Watch, now_ns: int) -> Watch:
+    if watch.since_ns == watch.begun_ns == now_ns:
+        return watch
     return evolve(watch, since_ns=now_ns, begun_ns=now_ns)
 
 

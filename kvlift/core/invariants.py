@@ -115,7 +115,9 @@ def every_page_has_one_source(agreed: Agreed) -> str | None:
         if phase.follow is not None:
             sources.append(Span(phase.lease.n_shared, phase.follow.stop))
         for part in phase.parts:
-            n_pages = part.stop - part.start if part.copy is not None else part.n_landed
+            n_pages = part.stop - part.start
+            if part.copy is None:
+                n_pages = min(part.n_landed, part.n_good)
             start = max(part.start, phase.lease.n_shared)
             sources.append(Span(start, max(start, part.start + n_pages)))
         start = phase.lease.n_shared
@@ -189,8 +191,8 @@ def _needed(agreed: Agreed) -> Iterator[tuple[Ticket, tuple[Kind, ...]]]:
                 yield request.hold, (Kind.HOLD,)
             case Waiting():
                 yield request.hold, (Kind.HOLD,)
-            case Filling(parts=parts, token=token, plan=plan):
-                if plan.rest is Source.PEER:
+            case Filling(parts=parts, token=token, plan=plan, peer_gone=gone):
+                if plan.rest is Source.PEER and gone is None:
                     yield request.hold, (Kind.HOLD,)
                 if token is not None:
                     yield token, (Kind.TOKEN,)
@@ -223,8 +225,9 @@ def open_tickets_are_waited_for(agreed: Agreed) -> str | None:
             return f"ticket {ticket} ({kinds[0].value}) is waited for and closed"
         if known.kind not in kinds:
             return f"ticket {ticket} is a {known.kind.value}, not a {kinds[0].value}"
+    holds = {request.hold for request in agreed.requests.values()}
     for ticket, known in agreed.tickets.items():
-        if ticket not in needed:
+        if ticket not in needed and ticket not in holds:
             return f"ticket {ticket} ({known.kind.value}) is open and nobody waits for it"
     return None
 

@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from enum import Enum
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Final
 
 import torch
@@ -56,8 +56,8 @@ class CudaOptions:
 
     `chunk_bytes`: what one submission holds at most, and a staging buffer's size; `n_buffers` of
     those for each direction. `n_programs`: processors that a scatter takes at most.
-    `batch_below_bytes`: smaller copies are submitted many in one driver call; `prefers_overlap`
-    hints such a call to leave the processors alone. `n_lanes`: streams (1 or 2) that share a
+    `batch_below_bytes`: smaller copies are submitted many in one driver call, 2D copies only with
+    `batch_rows`; `prefers_overlap` hints such a call to leave the processors alone. `n_lanes`: streams (1 or 2) that share a
     direction's copies where nothing is staged. `compute_stream`, `is_ordered`: see `CudaEngine`.
     """
 
@@ -67,6 +67,7 @@ class CudaOptions:
     n_buffers: int = 2
     n_programs: int = 16
     batch_below_bytes: int = 1 << 30
+    batch_rows: bool = True
     prefers_overlap: bool = True
     n_lanes: int = 1
     compute_stream: torch.cuda.Stream | None = None
@@ -115,6 +116,7 @@ class CudaCopies:
                 device,
                 n_programs=self._options.n_programs,
                 batch_below_bytes=self._options.batch_below_bytes,
+                batch_rows=self._options.batch_rows,
                 prefers_overlap=self._options.prefers_overlap,
                 compute_stream=self._options.compute_stream,
                 is_ordered=self._options.is_ordered,
@@ -180,9 +182,10 @@ class CudaCopies:
         return self._book.drained(0.0)
 
     def _submit(self, direction: Direction, jobs: list[CopyJob]) -> None:
+        # What is done before the first copy starts, the link stands still: no loop over the pages.
         submission = Submission(
-            host_pages=tuple(page for job in jobs for page in job.host_pages),
-            device_pages=tuple(page for job in jobs for page in job.device_pages),
+            host_pages=tuple(chain.from_iterable(job.host_pages for job in jobs)),
+            device_pages=tuple(chain.from_iterable(job.device_pages for job in jobs)),
             sizes=tuple(job.n_pages for job in jobs),
         )
         waiting = deque(zip(jobs, accumulate(submission.sizes), strict=True))

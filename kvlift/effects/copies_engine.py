@@ -76,7 +76,8 @@ class CudaEngine:
     """Streams of one CUDA device. Raises `RuntimeError` when the CUDA driver refuses.
 
     `batch_below_bytes`: copies smaller than this on average are submitted in one driver call, where
-    the driver can (570 and later); `prefers_overlap` hints it to leave them to the copy engine.
+    the driver can (570 and later), 2D copies only with `batch_rows`; `prefers_overlap` hints it to
+    leave them to the copy engine.
     `n_programs` processors at most scatter or gather. `is_ordered`:
     device pages are touched only after what is queued on `compute_stream` (None: the stream that is
     current when a copy starts). A host that starts copies only when no kernel in flight uses their
@@ -89,6 +90,7 @@ class CudaEngine:
         *,
         n_programs: int,
         batch_below_bytes: int,
+        batch_rows: bool,
         prefers_overlap: bool,
         compute_stream: torch.cuda.Stream | None,
         is_ordered: bool,
@@ -96,6 +98,7 @@ class CudaEngine:
         self._device = memory.device
         self._page_bytes = memory.page_bytes
         self._batch_below_bytes = batch_below_bytes
+        self._batch_rows_below_bytes = batch_below_bytes if batch_rows else 0
         self._compute_stream = compute_stream
         self._is_ordered = is_ordered
         with torch.cuda.device(self._device):
@@ -142,7 +145,7 @@ class CudaEngine:
         self, lane: Lane, rows: Rows, targets: Sequence[int], sources: Sequence[int]
     ) -> None:
         stream = self._streams[lane].cuda_stream
-        if len(targets) > 1 and rows.width * rows.n_rows < self._batch_below_bytes:
+        if len(targets) > 1 and rows.width * rows.n_rows < self._batch_rows_below_bytes:
             self._driver.copy_rows_batch(rows, targets, sources, stream)
             return
         self._driver.copy_rows(rows, targets, sources, stream)

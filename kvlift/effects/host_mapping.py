@@ -63,13 +63,14 @@ class HostMapping:
         self._registry: HostRegistry | None = None
         self._process = os.getpid()
         # Room to begin at a huge page's border, which older kernels do not align by themselves.
-        self._map = mmap.mmap(
+        self._map: mmap.mmap | None = mmap.mmap(
             -1, size_bytes + HUGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
         )
+        self._mapped = weakref.ref(self._map)
         begin = torch.frombuffer(self._map, dtype=torch.uint8, count=1).data_ptr()
         self._start = -begin % HUGE_BYTES
         self.address = begin + self._start
-        self._populate()
+        self._populate(self._map)
 
     @property
     def n_lent(self) -> int:
@@ -82,18 +83,18 @@ class HostMapping:
     def tensor(self) -> torch.Tensor:
         """uint8 `[size_bytes]`; while it or a view of it lives, the memory stays mapped."""
         return torch.frombuffer(
-            self._map, dtype=torch.uint8, offset=self._start, count=self.size_bytes
+            self._whole(), dtype=torch.uint8, offset=self._start, count=self.size_bytes
         )
 
     def view(self) -> memoryview:
         """The same as a memoryview, until it is released."""
-        return memoryview(self._map)[self._start : self._start + self.size_bytes]
+        return memoryview(self._whole())[self._start : self._start + self.size_bytes]
 
     def register(self, registry: HostRegistry) -> None:
         """Pin the memory. Raises `RuntimeError` saying what to do when that is refused."""
         # After a fork the parent's next write would move to other physical pages than the device's.
         with contextlib.suppress(OSError):
-            self._map.madvise(mmap.MADV_DONTFORK)
+            self._whole().madvise(mmap.MADV_DONTFORK)
         code = registry.register(self.address, self.size_bytes)
         if code == _ALREADY_REGISTERED and registry.unregister(self.address) == 0:
             # This mapping is new, so what was registered here has been unmapped before.
@@ -142,20 +143,25 @@ class HostMapping:
             self._registry = None
         return True
 
-    def unmap(self) -> bool:
-        """After `retire()`. False while a view lives: the mapping goes with the last of them."""
-        try:
-            self._map.close()
-        except BufferError:
-            return False
-        return True
+    def let_go(self) -> bool:
+        """After `retire()`. False while a view lives: the mapping goes with the last of them.
 
-    def _populate(self) -> None:
+        `mmap.close()` would unmap under a tensor, which holds the object but not its buffer.
+        """
+        self._map = None
+        return self._mapped() is None
+
+    def _whole(self) -> mmap.mmap:
+        if self._map is None:
+            raise RuntimeError("the host pool is closed: its memory has been given back")
+        return self._map
+
+    def _populate(self, whole: mmap.mmap) -> None:
         """Fault everything in now: a first touch costs as much as reading the page from disk."""
         with contextlib.suppress(OSError):
-            self._map.madvise(mmap.MADV_HUGEPAGE)
+            whole.madvise(mmap.MADV_HUGEPAGE)
         try:
-            self._map.madvise(_MADV_POPULATE_WRITE)
+            whole.madvise(_MADV_POPULATE_WRITE)
         except OSError:
             self.tensor().zero_()
 

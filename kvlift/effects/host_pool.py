@@ -100,9 +100,5 @@ class HostPool:
         if not self._mapping.retire():
             return False
         self._tensor = torch.empty((0, self._page_bytes), dtype=torch.uint8)
-        try:
-            self._view.release()
-        except BufferError:
-            # A page_view() was made of it.
-            return False
-        return self._mapping.unmap()
+        self._view.release()
+        return self._mapping.let_go()

@@ -155,6 +155,15 @@ class Life:
             self.say(tick, f"on this rank: {report_words(report, row)}", row.owner)
 
     def _decided(self, moment: Moment, decided: Decided, notices: list[Notice]) -> None:
+        for arrow in decided.arrows:
+            text = ARROWS.get(arrow.event)
+            if arrow.owner in self.attempts and text is not None:
+                self.say(moment.tick, text + self._n_stored(moment, arrow), arrow.owner)
+        for notice in notices:
+            if getattr(notice, "rid", None) == self.rid:
+                attempt = getattr(notice, "attempt", None)
+                why = _why_shrunk(decided.arrows, attempt)
+                self.say(moment.tick, notice_words(notice, why), attempt)
         for row in decided.effects:
             known = self.tickets.get(row.ticket)
             if row.owner in self.attempts:
@@ -165,14 +174,18 @@ class Life:
             elif known is not None:
                 self.say(moment.tick, started_words(row), known.owner)
         for arrow in decided.arrows:
-            text = ARROWS.get(arrow.event)
-            if arrow.owner in self.attempts and text is not None:
-                self.say(moment.tick, text, arrow.owner)
-        for notice in notices:
-            if getattr(notice, "rid", None) == self.rid:
-                attempt = getattr(notice, "attempt", None)
-                why = _why_shrunk(decided.arrows, attempt)
-                self.say(moment.tick, notice_words(notice, why), attempt)
+            if arrow.owner in self.attempts and arrow.event == "Drained":
+                self.say(moment.tick, "nothing touches its pages any more", arrow.owner)
+
+    def _n_stored(self, moment: Moment, arrow: ArrowRow) -> str:
+        """What all ranks have in storage of the pages that were asked for."""
+        if arrow.event != "StorageAnswered" or moment.verdict is None:
+            return ""
+        for ticket, seen in moment.verdict.observations:
+            row = self.tickets.get(ticket)
+            if row is not None and row.what == "StartLookup" and row.owner == arrow.owner:
+                return f": {seen.progress} of {pages(row.n_pages)}"
+        return ""
 
     def _wait(self, moment: Moment) -> None:
         """Said once for each reason, not at every tick. Room is tried with a verdict only."""

@@ -35,7 +35,6 @@ from kvlift.runtime.telling import WORDS
 
 ARROWS: Final[Mapping[str, str]] = {
     "StorageAnswered": "all ranks know what storage has",
-    "AskedAgain": "storage is asked",
     "ReadShort": "some rank could not read all of it from storage",
     "ReadOverdue": "the read from storage took too long on some rank and is given up",
     "ReadEnded": "the read from storage has ended on all ranks",
@@ -53,7 +52,6 @@ ARROWS: Final[Mapping[str, str]] = {
     "Grown": "has more pages",
     "TailEnded": "the copy of its last page has ended",
     "WantedBack": "is wanted back",
-    "Drained": "its last pages are given back",
 }
 """By event. What is missing here is told by a call or a notice."""
 

@@ -45,11 +45,13 @@ class ShuffledEngine:
     batches: list[int] = field(factory=list)
     lanes: dict[Lane, deque[Callable[[], bool]]] = field(init=False)
     rng: random.Random = field(init=False)
+    slow: Lane = field(init=False)
     mover: SliceMover | None = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self.lanes = {lane: deque() for lane in Lane}
         self.rng = random.Random(self.seed)
+        self.slow = self.rng.choice(list(Lane))
         self.mover = (
             SliceMover(self.memory, n_programs=2)
             if isinstance(self.memory, LayeredMemory)
@@ -61,6 +63,9 @@ class ShuffledEngine:
         while n_steps is None or n_steps > 0:
             lanes = [lane for lane in Lane if self.lanes[lane]]
             self.rng.shuffle(lanes)
+            if self.slow in lanes and self.rng.random() < 0.95:
+                # Mostly last: what does not wait for this lane is far ahead of it.
+                lanes.append(lanes.pop(lanes.index(self.slow)))
             for lane in lanes:
                 if self.lanes[lane][0]():
                     self.lanes[lane].popleft()

@@ -285,17 +285,15 @@ def test_straight_copies_begin_with_a_small_batch(
         memory, layered_by=LayeredBy.ROWS, n_lanes=n_lanes, chunk_pages=8
     )
     world.copies.start_restore(Ticket(1), range(N_DEVICE), range(N_DEVICE))
-    assert engine.batches == {
-        1: [1, 1, 2, 4, 8, 3],
-        2: [1, 1, 1, 1, 2, 2, 4, 4, 2, 1],
-    }[n_lanes]
+    on_lanes = {1: [1, 1, 2, 4, 8, 3], 2: [1, 1, 1, 1, 2, 2, 4, 4, 2, 1]}
+    assert engine.batches == on_lanes[n_lanes]
     engine.run()
     assert world.copies.landed() == [RestoreEnded(Ticket(1), N_DEVICE)]
 
 
 @pytest.mark.parametrize(("rows_from_bytes", "is_staged"), [(0, False), (1 << 20, True)])
 def test_pages_are_staged_or_copied_by_rows_after_their_size(
-    rows_from_bytes: int, is_staged: bool
+    rows_from_bytes: int, *, is_staged: bool
 ) -> None:
     memory = LayeredMemory.allocate(MHA, N_DEVICE)
     host = HostPool(N_HOST, memory.page_bytes, pinned=False)

@@ -1,5 +1,6 @@
 """The same suite on a real CUDA device, and what only a real one can show."""
 
+import gc
 import random
 import threading
 import time
@@ -10,10 +11,11 @@ import torch
 
 from kvlift.core.ids import Ticket
 from kvlift.core.landed import RestoreEnded
-from kvlift.effects import copies_engine
 from kvlift.effects.copies_cuda import CudaCopies, CudaOptions, LayeredBy
+from kvlift.effects.copies_driver import CopyDriver
 from kvlift.effects.copies_jobs import CopyJob, Direction
 from kvlift.effects.device_memory import BlockMemory, LayeredMemory, PagedMemory
+from kvlift.effects.host_mapping import CudaHostRegistry
 from kvlift.effects.host_pool import HostPool
 from kvlift.effects.layout import PageLayout
 from tests.effects.copies_conformance import (
@@ -73,18 +75,34 @@ def layered(layout: PageLayout, **options: object) -> CopiesWorld:
     return world_with(memory, CudaOptions(chunk_bytes=chunk_bytes, **options))  # type: ignore[arg-type]
 
 
-def block_world() -> CopiesWorld:
+def staged(layout: PageLayout, **options: object) -> CopiesWorld:
+    return layered(layout, layered_by=LayeredBy.STAGED, **options)
+
+
+def rows(layout: PageLayout, **options: object) -> CopiesWorld:
+    return layered(layout, layered_by=LayeredBy.ROWS, **options)
+
+
+def block_world(**options: object) -> CopiesWorld:
     blocks = torch.zeros((N_DEVICE, 12288), dtype=torch.uint8, device="cuda")
-    return world_with(BlockMemory(blocks), CudaOptions())
+    chunk_bytes = 4 * 12288
+    return world_with(BlockMemory(blocks), CudaOptions(chunk_bytes=chunk_bytes, **options))  # type: ignore[arg-type]
 
 
 WORLDS: dict[str, Callable[[], CopiesWorld]] = {
-    "staged-mha": lambda: layered(MHA),
-    "staged-mha-one-by-one": lambda: layered(MHA, batch_below_bytes=0),
-    "staged-mla-fp8": lambda: layered(MLA, n_buffers=3),
-    "staged-odd-bytes": lambda: layered(ODD),
-    "rows-mha": lambda: layered(MHA, layered_by=LayeredBy.ROWS),
+    "staged-mha": lambda: staged(MHA),
+    "staged-mha-one-by-one": lambda: staged(MHA, batch_below_bytes=0),
+    "staged-mla-fp8": lambda: staged(MLA, n_buffers=3),
+    "staged-odd-bytes": lambda: staged(ODD),
+    "rows-mha": lambda: rows(MHA),
+    "rows-mha-one-by-one": lambda: rows(MHA, batch_rows=False),
+    "rows-mha-two-lanes": lambda: rows(MHA, n_lanes=2),
+    "rows-mha-two-lanes-one-by-one": lambda: rows(MHA, n_lanes=2, batch_rows=False),
+    "rows-mla-fp8": lambda: rows(MLA, prefers_overlap=False),
+    "rows-odd-bytes": lambda: rows(ODD),
     "blocks": block_world,
+    "blocks-two-lanes": lambda: block_world(n_lanes=2),
+    "blocks-one-by-one": lambda: block_world(batch_below_bytes=0),
 }
 
 
@@ -104,9 +122,12 @@ def test_bad_jobs_raise_and_start_nothing(world: CopiesWorld) -> None:
     bad_jobs_raise_and_start_nothing(world)
 
 
-def test_many_rounds_with_both_directions_keep_their_bytes() -> None:
+@pytest.mark.parametrize("build", [staged, rows, lambda layout: rows(layout, n_lanes=2)])
+def test_many_rounds_with_both_directions_keep_their_bytes(
+    build: Callable[[PageLayout], CopiesWorld],
+) -> None:
     rng = random.Random(11)
-    world = layered(MHA)
+    world = build(MHA)
     copies = world.copies
     assert isinstance(copies, CudaCopies)
     for round_number in range(30):
@@ -154,18 +175,52 @@ def test_a_host_pool_that_is_not_pinned_is_refused() -> None:
         CudaCopies(HostPool(N_HOST, memory.page_bytes, pinned=False), memory)
 
 
-def test_without_batched_copies_pages_go_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("build", [staged, rows])
+def test_without_batched_copies_pages_go_one_by_one(
+    build: Callable[[PageLayout], CopiesWorld],
+) -> None:
     rng = random.Random(3)
-    world = layered(MHA)
+    world = build(MHA)
     driver = world.copies._engine._driver  # type: ignore[attr-defined]
-    assert isinstance(driver, copies_engine._Driver)
-    driver._batch = lambda *arguments: 801
+    assert isinstance(driver, CopyDriver)
+    driver._batch = driver._batch_3d = lambda *arguments: 801
     contents = fill_host(world, range(8), rng)
     world.copies.start_restore(Ticket(1), [3, 1, 7, 5], [0, 1, 2, 3])
     collected(world, 1)
     assert [world.read_device(page) for page in range(4)] == [contents[i] for i in (3, 1, 7, 5)]
-    assert driver._batch is None
+    assert None in (driver._batch, driver._batch_3d)
     assert world.copies.close(10.0)
+
+
+@pytest.mark.parametrize("build", [staged, rows])
+def test_this_driver_takes_batches(build: Callable[[PageLayout], CopiesWorld]) -> None:
+    """Says so when the measured way is not the one that runs: the way without is slower."""
+    world = build(MHA)
+    fill_host(world, range(4), random.Random(4))
+    world.copies.start_restore(Ticket(1), [3, 1, 2, 0], [0, 5, 2, 3])
+    collected(world, 1)
+    driver = world.copies._engine._driver  # type: ignore[attr-defined]
+    assert driver._batch is not None
+    assert driver._batch_3d is not None
+    assert world.copies.close(10.0)
+
+
+def test_pools_that_are_lost_can_be_pinned_again_at_their_addresses() -> None:
+    addresses = set()
+    for _ in range(20):
+        pool = HostPool(N_HOST, 12288, pinned=True)
+        addresses.add(pool.address)
+        del pool
+        gc.collect()
+    assert len(addresses) < 20
+
+
+def test_a_refused_registration_does_not_spoil_the_next_launch() -> None:
+    registry = CudaHostRegistry()
+    pool = HostPool(N_HOST, 12288, pinned=True)
+    assert registry.register(pool.address, 4096) == 712
+    assert int(torch.ones(8, device="cuda").sum()) == 8
+    assert pool.close()
 
 
 def test_pages_written_from_many_threads_keep_their_bytes() -> None:

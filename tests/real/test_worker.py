@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -139,6 +140,34 @@ def test_drawn_tokens_do_not_depend_on_where_the_kv_came_from(cluster: Cluster) 
     other = run(cluster, "drawn-3", prompt, Sampling(max_new_tokens=12, temperature=0.9, seed=8))
     assert warm.cached.device == 48
     assert cold.tokens == warm.tokens != other.tokens
+
+
+def test_nothing_of_a_cluster_listens_beyond_this_machine(cluster: Cluster) -> None:
+    pids = [os.getpid(), *(child.pid for child in cluster.ranks)]
+    assert cluster.prefill is not None
+    open_sockets = {
+        link.rsplit("[", 1)[1].rstrip("]")
+        for pid in [*pids, cluster.prefill.pid]
+        for link in _links(pid)
+        if link.startswith("socket:")
+    }
+    listening = [
+        line.split()[1]
+        for table in ("tcp", "tcp6")
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]
+        if line.split()[3] == "0A" and line.split()[9] in open_sockets
+    ]
+    assert listening, "the rendezvous store listens at least"
+    loopback = ("0100007F:", "0000000000000000FFFF00000100007F:", "0000000000000000000000000100")
+    assert not [address for address in listening if not address.startswith(loopback)]
+
+
+def _links(pid: int) -> list[str]:
+    found = []
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            found.append(os.readlink(entry))
+    return found
 
 
 def test_many_at_a_time_are_each_what_they_are_alone(cluster: Cluster, decoder: Decoder) -> None:
@@ -323,6 +352,25 @@ def test_without_reuse_everything_comes_from_the_peer(tmp_path: Path, decoder: D
             assert generation.n_pages_from_peer == 5
 
 
+def test_a_request_goes_to_the_next_prefill_node_when_one_is_gone(
+    tmp_path: Path, decoder: Decoder
+) -> None:
+    secret = "s" * 32
+    alive = f"ipc://{tmp_path / 'alive.wire'}"
+    gone = f"ipc://{tmp_path / 'gone.wire'}"
+    prompt = prompt_of(15, 30)
+    prefill = settings(tmp_path / "kv", role="prefill", prefill_bind=alive)
+    decode = settings(tmp_path / "kv", role="decode", n_ranks=1, peers=(gone, alive))
+    with Cluster(prefill, secret), Cluster(decode, secret) as cluster:
+        for index in range(2):
+            request = Request(
+                rid=f"peer-{index}", tokens=prompt, sampling=greedy(3), salt=str(index)
+            )
+            generation = cluster.submit(request).result(WAIT_S)
+            assert generation.tokens == plain_tokens(decoder, prompt, 3)
+            assert generation.n_pages_from_peer == 4
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
@@ -451,6 +499,27 @@ def test_serve_ends_with_the_reason_when_a_rank_is_killed(tmp_path: Path) -> Non
         assert process.wait(30) == 1
         assert process.stderr is not None
         assert "rank 0 was ended by SIGKILL" in process.stderr.read()
+
+
+def test_serve_starts_a_dead_prefill_process_again(tmp_path: Path) -> None:
+    body = {
+        "input_ids": list(prompt_of(21, 20)),
+        "sampling_params": {"temperature": 0, "max_new_tokens": 3},
+    }
+    with serving(tmp_path, "--ranks", "1") as (process, address):
+        first = call(address, "/generate", body)
+        [prefill] = [
+            child
+            for child in children_of(process.pid)
+            if "prefill_process" in Path(f"/proc/{child}/cmdline").read_text()
+        ]
+        os.kill(prefill, signal.SIGKILL)
+        for _ in range(60):
+            with contextlib.suppress(urllib.error.HTTPError):
+                assert call(address, "/generate", body)["output_ids"] == first["output_ids"]
+                return
+            time.sleep(0.5)
+        raise AssertionError("the prefill process never came back")
 
 
 def test_orphans_end_by_themselves_when_the_launcher_is_killed(tmp_path: Path) -> None:

@@ -4,11 +4,13 @@ import asyncio
 import json
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 import pytest
+import tokenizers
 import torch
 import uvicorn
 
@@ -17,8 +19,15 @@ from kvlift.runtime.worker.generation import Output, Request, Sampling
 from kvlift.runtime.worker.http import create_app
 from kvlift.runtime.worker.http_body import HttpLimits
 from kvlift.runtime.worker.loading import ModelSource
+from kvlift.runtime.worker.model_config import ModelRefusedError
 from kvlift.runtime.worker.plain_engine import PlainEngine, plain_scores
-from kvlift.runtime.worker.tokenizer import BYTE_BOS, ByteCodec, ChatTemplate, TemplateRefusedError
+from kvlift.runtime.worker.tokenizer import (
+    BYTE_BOS,
+    ByteCodec,
+    ChatTemplate,
+    TemplateRefusedError,
+    codec_from_folder,
+)
 
 torch.set_num_threads(1)
 SOURCE = ModelSource("tiny", seed=5)
@@ -389,6 +398,30 @@ def test_a_bug_in_the_engine_is_a_500_that_tells_nothing() -> None:
             assert "log" in reply.json()["error"]["message"]
 
     asyncio.run(inner())
+
+
+def test_a_folder_brings_its_tokenizer_and_chat_template(tmp_path: Path) -> None:
+    words = {"<s>": 0, "you": 1, "and": 2, "me": 3, "<unk>": 4}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer.add_special_tokens(["<s>"])
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 0)]
+    )
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    template = "{% for m in messages %}{{ bos_token }}{{ m.content }}{% endfor %}"
+    settings = {"chat_template": template, "bos_token": {"content": "<s>"}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    codec = codec_from_folder(tmp_path)
+    assert codec.encode("you and me") == [0, 1, 2, 3]
+    assert codec.decode([0, 1, 2]) == "you and"
+    text = codec.chat([{"role": "user", "content": "you and me"}])
+    assert codec.encode(text, is_chat=True) == [0, 1, 2, 3]
+
+
+def test_a_folder_without_a_tokenizer_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(ModelRefusedError, match=r"tokenizer\.json"):
+        codec_from_folder(tmp_path)
 
 
 def test_a_chat_template_runs_in_a_sandbox() -> None:

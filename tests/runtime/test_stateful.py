@@ -17,6 +17,7 @@ PAGE = 4
 N_EXAMPLES, N_STEPS = (2500, 80) if os.environ.get("KVLIFT_DEEP") else (120, 40)
 """KVLIFT_DEEP=1 for the long run before a release."""
 
+N_ALIVE_MAX = 12
 ALL_KINDS = {Kind.LOOKUP, Kind.READ, Kind.PERSIST, Kind.RESTORE, Kind.MIRROR}
 WORLDS = st.builds(
     World,
@@ -78,6 +79,8 @@ class Weather(RuleBasedStateMachine):
     def submit(
         self, n_tokens: int, parent: int, n_shared: int, tenant: str, priority: int
     ) -> None:
+        if len(self.world.alive()) >= N_ALIVE_MAX:
+            return
         known = list(self.world.stage.prompts.by_name)
         begins = _chosen(known, parent) if n_shared else None
         name = self.world.new_prompt(n_tokens, begins, n_shared, tenant)

@@ -52,11 +52,16 @@ def _ghost(world: "Situation", claim: str) -> Holds:
 def _goal(world: "Situation", goal: "Goal") -> Holds:
     agreed, ranks = world.stage.agreed, world.stage.ranks
 
+    on, between, arrow = goal.is_reached_on, goal.is_reached_between, goal.arrow
+
     def is_reached(now: Now) -> bool:
         if goal.is_reached is not None and goal.is_reached(agreed[now.agreed]):
             return True
-        on = goal.is_reached_on
-        return on is not None and any(on(ranks[rank]) for rank in now.ranks)
+        if on is not None and any(on(ranks[rank]) for rank in now.ranks):
+            return True
+        if between is not None and between(tuple(ranks[rank] for rank in now.ranks)):
+            return True
+        return arrow is not None and arrow in world.stage.arrows
 
     return is_reached
 

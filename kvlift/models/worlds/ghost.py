@@ -74,7 +74,7 @@ class Doing(Enum):
 @frozen(kw_only=True, cache_hash=True)
 class Operation:
     """Work of a port. `n_done`: pages of a read that are complete. `landed`: how many pages were
-    good in the end, not told to the core yet. A silent lookup is not answered."""
+    good in the end, not told to the core yet. `is_silent`: whether it ends at all is open."""
 
     ticket: Ticket
     doing: Doing
@@ -110,6 +110,7 @@ class Talk:
     failed: PeerCause | None = None
     is_failure_told: bool = False
     has_let_go: bool = False
+    is_silent: bool = False
 
 
 @frozen(cache_hash=True)

@@ -136,8 +136,7 @@ def _of_request(
 ) -> Iterator[Call]:
     rid, name = Rid(life.rid), life.rid
 
-    def call(label: str, said: Submission, at: At, **changes: int) -> Call:
-        then = stand._replace(at=at, **changes)
+    def call(label: str, said: Submission, then: Stand) -> Call:
         return Call(label=label, says=(said,), life=number, then=then, fair=SCHEDULER)
 
     if (stand.at is At.NEW or stand.at.has_ended) and stand.n_lives and may_come:
@@ -151,20 +150,18 @@ def _of_request(
             fair=SCHEDULER if is_calm else None,
         )
     if stand.at is At.READY:
-        yield call(f"run {name}", Run(rid), At.RUNNING)
+        yield call(f"run {name}", Run(rid), stand._replace(at=At.RUNNING))
     if stand.at is At.RUNNING:
         output = f" output={life.n_output_pages}" if life.n_output_pages else ""
-        yield call(f"finish {name}{output}", Finish(rid, life.output()), At.RUNNING)
+        yield call(f"finish {name}{output}", Finish(rid, life.output()), stand)
         if stand.n_retractions:
-            left = stand.n_retractions - 1
-            yield call(
-                f"retract {name}", Retract(rid, life.output()), At.RETRACTED, n_retractions=left
-            )
+            then = stand._replace(at=At.RETRACTED, n_retractions=stand.n_retractions - 1)
+            yield call(f"retract {name}", Retract(rid, life.output()), then)
         if stand.n_growths:
             then = stand._replace(n_growths=stand.n_growths - 1)
             yield Call(label=f"grow {name} 1", life=number, then=then, grows=1)
     if stand.at is At.RETRACTED:
-        yield call(f"resume {name}", Resume(rid), At.RESUMED)
+        yield call(f"resume {name}", Resume(rid), stand._replace(at=At.RESUMED))
     if life.may_abort and stand.at is not At.NEW and not stand.at.has_ended:
         yield Call(label=f"abort {name}", says=(Abort(rid),), life=number, then=stand, cost=1)
 

@@ -16,10 +16,10 @@ from kvlift.core.local import Limits
 from kvlift.core.policy import Policy, Switch
 from kvlift.models.claim import Broken, Claim, Move
 from kvlift.models.memo import memo
-from kvlift.models.statechart import edge_name
+from kvlift.models.statechart import Edge, edge_name
 from kvlift.models.worlds.claims import claims_of
 from kvlift.models.worlds.ghost import Rank
-from kvlift.models.worlds.host import Call, Life, calls, heard
+from kvlift.models.worlds.host import Call, Life, Stand, calls, heard
 from kvlift.models.worlds.stage import Now, Put, Stage
 from kvlift.models.worlds.weather import Climate, Event, events
 
@@ -28,18 +28,22 @@ _DESCENTS: Final = (Due, Mirroring, Stowing, Persisting, Settled)
 
 @frozen(kw_only=True)
 class Goal:
-    """A dangerous corner that must be reached: seen in the agreed state, or on one of the ranks."""
+    """A dangerous corner that must be reached: seen in the agreed state, on one of the ranks,
+    between them, or by an arrow that was taken."""
 
     name: str
     is_reached: Callable[[Agreed], bool] | None = None
     is_reached_on: Callable[[Rank], bool] | None = None
+    is_reached_between: Callable[[tuple[Rank, ...]], bool] | None = None
+    arrow: Edge | None = None
 
 
 @define(eq=False)
 class Situation:
-    """One world. `others`: what the host may do beside its requests, each for one fault.
+    """One world. `preamble` and `putting` are the story's lines before and after its prompts. `others`: what the host may do beside its requests, each for one fault.
 
-    `openings`: what is put in place beside `puts`, one initial state each.
+    `openings`: what is put in place beside `puts`, one initial state each. `n_together`: how much
+    can happen between two ticks.
     """
 
     name: str
@@ -48,11 +52,12 @@ class Situation:
     limits: Limits
     climate: Climate
     preamble: str
+    putting: str = ""
     puts: tuple[Put, ...] = ()
     openings: tuple[tuple[Put, ...], ...] = ((),)
     n_ranks: int = 1
     n_faults: int = 0
-    n_calls_max: int = 1
+    n_together: int = 2
     others: tuple[str, ...] = ()
     goals: tuple[Goal, ...] = ()
     storage: Switch = Switch.ON
@@ -61,7 +66,7 @@ class Situation:
     local_breaches: Callable[[int, int], frozenset[str]] = field(init=False)
     _events: Callable[[int, int], tuple[tuple[Event, int], ...]] = field(init=False)
     _label: Callable[[int, str, Ticket], str] = field(init=False)
-    _calls: Callable[[Hashable], tuple[Call, ...]] = field(init=False)
+    _calls: Callable[[tuple[Stand, ...]], tuple[Call, ...]] = field(init=False)
     _claims: list[Claim[Now]] = field(factory=list, init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -93,7 +98,7 @@ class Situation:
 
     def story_preamble(self) -> str:
         prompts = "".join(f"prompt {life.rid} {life.story}\n" for life in self.lives)
-        return f"{self.preamble}\nports held\n{prompts}"
+        return f"{self.preamble}\nports held\n{prompts}{self.putting}"
 
     def edges_taken(self) -> Iterable[str]:
         for arrow in self.stage.arrows:
@@ -103,7 +108,10 @@ class Situation:
         if any(self.stage.ranks[rank].wrong for rank in state.ranks):
             return
         yield self._tick(state)
-        if len(state.calls) < self.n_calls_max:
+        if state.n_events >= self.n_together:
+            return
+        state = state._replace(n_events=state.n_events + 1)
+        if not state.calls:
             yield from self._host(state)
         for number, rank in enumerate(state.ranks):
             for event, after in self._events(rank, number):
@@ -153,7 +161,7 @@ class Situation:
         found = events(self.stage.ranks[rank], number, self.climate)
         return tuple((event, self.stage.number_of_rank(event.after)) for event in found)
 
-    def _calls_of(self, script: tuple[object, ...]) -> tuple[Call, ...]:
+    def _calls_of(self, script: tuple[Stand, ...]) -> tuple[Call, ...]:
         found = calls(self.lives, script, self.others, is_calm=self.climate.is_calm)
         return tuple(found)
 

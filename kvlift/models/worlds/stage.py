@@ -46,6 +46,7 @@ from kvlift.models.worlds.ghost import (
     Tag,
     tag_of,
 )
+from kvlift.models.worlds.host import Stand
 from kvlift.models.worlds.weather import delivered
 
 V = TypeVar("V")
@@ -58,14 +59,15 @@ class Now(NamedTuple):
     """A state of a world. Numbers of: agreed state, ballot on its way (-1: none), and ranks.
 
     `script`: where the host stands with each request. `calls`: what it has said since the last
-    tick. `faults`: what is left of the budget."""
+    tick. `faults`: what is left of the budget. `n_events`: what has happened since the last tick."""
 
     agreed: int
     ballot: int
-    script: tuple[str, ...]
+    script: tuple[Stand, ...]
     calls: tuple[int, ...]
     ranks: tuple[int, ...]
     faults: int
+    n_events: int = 0
 
 
 @define
@@ -190,7 +192,7 @@ class Stage:
         agreed = self.turns[turn].number_after
         ranks = tuple(self.follow(rank, turn) for rank in heard)
         ballot = self.vote(agreed, ranks)
-        return now._replace(agreed=agreed, ballot=ballot, calls=(), ranks=ranks)
+        return now._replace(agreed=agreed, ballot=ballot, calls=(), ranks=ranks, n_events=0)
 
     def _bench(self, rank: Rank) -> Bench:
         return Bench(rank, self.policy.n_device_pages, self.policy.n_host_pages)
@@ -258,7 +260,7 @@ class Stage:
         """One rank carries out what all have decided; its own half of `advance` runs here."""
         rank, turn = self.ranks[number], self.turns[turn_number]
         is_same = True
-        if turn.is_growth:
+        if turn.is_growth or self.n_ranks == 1:
             effects, closed = turn.decision.effects, turn.decision.closed
             local, starts = order(rank.local, self.limits, effects, closed, NOW_NS)
         else:
@@ -285,6 +287,9 @@ class Stage:
         return self.number_of_rank(self._renamed(bench.done(), turn.naming))
 
     def _renamed(self, rank: Rank, shared: Naming) -> Rank:
+        if shared.is_identity:
+            local = renamed_local(rank.local, shared, self.policy, NOW_NS)
+            return evolve(rank, local=local, device=_sorted(rank.device), host=_sorted(rank.host))
         naming = shared.copy()
         return evolve(
             rank,

@@ -1,16 +1,15 @@
 """What may happen to one rank between two ticks: landings of every kind, deadlines, failures.
 
 Nothing here asks what the core would like: whatever is outstanding may land whole, in part, late,
-twice, fail or never come. `cost` is taken from the world's budget of faults. The fairness classes:
-copies and writes end, a read that was cancelled ends, a closed connection is proven closed, and
-clocks go on. Storage, the prefill node, aborts and faults are not fair, except in a calm world.
+twice, fail or never come. `cost` is taken from the world's budget of faults. What is fair: copies
+and writes end, and so does a read that was cancelled; a connection that we close is proven closed;
+clocks go on. Storage and the prefill node are fair until they fall silent, which costs a fault.
 """
 
 from collections.abc import Iterator
 
 from attrs import evolve, frozen
 
-from kvlift.core.agreed import Kind
 from kvlift.core.ids import Ticket
 from kvlift.core.landed import (
     Landed,
@@ -43,16 +42,17 @@ TOKEN = 7
 
 @frozen(kw_only=True)
 class Climate:
-    """What this world's weather can do. `deadlines`: kinds of tickets whose time may run out.
+    """What this world's weather can do. `is_calm`: every request comes, and nothing fails.
 
-    `is_calm`: storage and prefill node answer in the end. `has_pieces`: pages come one by one, too.
+    `has_pieces`: pages come one by one, too. `has_silence`: storage and prefill node may never
+    answer, so that deadlines pass. `has_echoes`: reports may come twice.
     """
 
     is_calm: bool = False
     has_pieces: bool = True
     has_failures: bool = True
     has_echoes: bool = False
-    deadlines: frozenset[Kind] = frozenset()
+    has_silence: bool = False
     peer_failures: frozenset[PeerCause] = frozenset()
 
 
@@ -128,64 +128,72 @@ def events(rank: Rank, number: int, climate: Climate) -> Iterator[Event]:
 
 
 def _of_operation(rank: Rank, one: Operation, number: int, climate: Climate) -> Iterator[Event]:
-    what, where = _VERB[one.doing], f"rank={number}"
+    where = f"rank={number}"
+    if one.doing in (Doing.LOOKUP, Doing.READ) and not one.is_silent and not one.is_cancelled and climate.has_silence:
+        silent = with_operation(rank, one, evolve(one, is_silent=True))
+        yield Event(label=f"# storage may never answer {{name}} any more, {where}",
+                    ticket=one.ticket, after=silent, cost=1)  # fmt: skip
     if one.doing is Doing.LOOKUP:
-        if climate.has_failures and not one.is_silent:
-            silent = with_operation(rank, one, evolve(one, is_silent=True))
-            yield Event(label="silence store", ticket=one.ticket, after=silent, cost=1)
+        if one.is_silent:
+            late = landed(rank, one, n_stored(rank, one))
+            yield Event(label=f"late store {{name}} {where}", ticket=one.ticket, after=late)
         return
+    yield from _of_work(rank, one, number, climate)
+
+
+def _of_work(rank: Rank, one: Operation, number: int, climate: Climate) -> Iterator[Event]:
+    what, where = _VERB[one.doing], f"rank={number}"
     is_read = one.doing is Doing.READ
     n_most = n_stored(rank, one) if is_read else one.n_pages
-    fair: str | None = f"copies and writes of rank {number}"
-    if is_read:
-        fair = f"store of rank {number}" if climate.is_calm or one.is_cancelled else None
+    fair: str | None = f"{'storage' if is_read else 'copies and writes'} of rank {number}"
+    if one.is_silent and not one.is_cancelled:
+        fair = None
+
+    def event(label: str, after: Rank, fair: str | None = None, cost: int = 0) -> Event:
+        return Event(label=f"{label} {where}", ticket=one.ticket, after=after, fair=fair, cost=cost)
+
     after = landed(rank, one, n_most)
-    pages = "" if n_most == one.n_pages else f" pages={n_most}"
-    yield Event(label=f"land {what}{pages} {where}", ticket=one.ticket, after=after, fair=fair)
+    yield event(f"land {what}{'' if n_most == one.n_pages else f' pages={n_most}'}", after, fair)
     if is_read and climate.has_pieces and one.n_done == 0 and n_most > 1:
         piece = with_operation(_with_tags(rank, one, 1), one, evolve(one, n_done=1))
-        yield Event(label=f"# page 1 of the read of {{name}} comes, {where}",
-                    ticket=one.ticket, after=piece)  # fmt: skip
+        yield event("# page 1 of the read of {name} comes,", piece)
     if is_read and one.is_cancelled and one.n_done < n_most:
-        after = landed(rank, one, one.n_done)
-        yield Event(label=f"land {what} pages={one.n_done} {where}",
-                    ticket=one.ticket, after=after, fair=fair)  # fmt: skip
+        yield event(f"land {what} pages={one.n_done}", landed(rank, one, one.n_done), fair)
     if climate.has_failures and n_most > one.n_done and not one.is_cancelled:
         for n_good in sorted({one.n_done, n_most - 1}):
             verb = f"fail {what}" if n_good == 0 else f"land {what} pages={n_good}"
-            after = landed(rank, one, n_good)
-            yield Event(label=f"{verb} {where}", ticket=one.ticket, after=after, cost=1)
+            yield event(verb, landed(rank, one, n_good), None, 1)
     if climate.has_echoes:
         twice = evolve(after, echoes=(*rank.echoes, report_of(one, n_most)))
-        label = f"land {what} {where}\n# and its report comes twice"
-        yield Event(label=label, ticket=one.ticket, after=twice, cost=1)
+        yield event(f"land {what}\nagain {what}", twice, None, 1)
 
 
 def _of_talk(rank: Rank, talk: Talk, number: int, climate: Climate) -> Iterator[Event]:
-    where = f"rank={number}"
     n_left = len(talk.places) - talk.n_landed
     if talk.has_let_go:
         return
 
     def event(label: str, after: Talk, fair: str | None = None, cost: int = 0) -> Event:
-        return Event(label=f"{label} {where}", ticket=talk.ticket, cost=cost, fair=fair,
+        return Event(label=f"{label} rank={number}", ticket=talk.ticket, cost=cost, fair=fair,
                      after=_arrived(rank, talk, after))  # fmt: skip
 
-    can_end = talk.is_asked and not talk.is_aborted and talk.failed is None
-    if can_end and (n_left or not talk.has_token):
-        fair = f"peer of rank {number}" if climate.is_calm else None
+    fair = None if talk.is_silent else f"prefill node of rank {number}"
+    is_late = talk.is_aborted or talk.failed is not None
+    if talk.is_asked and not is_late and (n_left or not talk.has_token):
         all_here = evolve(talk, n_landed=talk.n_landed + n_left, has_token=True)
         yield event("land peer {name}", all_here, fair)
-    is_late = talk.is_aborted or talk.failed is not None
-    if n_left and (is_late or climate.has_pieces):
+    if n_left and (is_late or (climate.has_pieces and talk.n_landed == 0)):
         cost = int(n_left == 1 and not is_late)
-        yield event("land peer {name} pages=1", evolve(talk, n_landed=talk.n_landed + 1), None, cost)
+        piece = evolve(talk, n_landed=talk.n_landed + 1)
+        yield event("land peer {name} pages=1", piece, None, cost)
+    if not talk.is_silent and climate.has_silence:
+        silent = evolve(talk, is_silent=True)
+        yield event("# the prefill node may never send anything for {name} any more,", silent, None, 1)
     if talk.is_aborted:
-        yield event("ack peer {name}", evolve(talk, has_let_go=True))
+        yield event("ack peer {name}", evolve(talk, has_let_go=True), fair)
     if talk.is_closing:
-        fair = f"transport of rank {number}"
         closed = evolve(talk, has_let_go=True, failed=talk.failed or PeerCause.LOST)
-        yield event("# the connection for {name} is closed,", closed, fair)
+        yield event("# the connection for {name} is closed,", closed, f"transport of rank {number}")
     if talk.failed is None and PeerCause.GONE in climate.peer_failures and not talk.is_aborted:
         yield event("expire peer {name}", evolve(talk, failed=PeerCause.GONE), None, 1)
     if talk.failed is None and PeerCause.LOST in climate.peer_failures:
@@ -201,15 +209,23 @@ def _arrived(rank: Rank, before: Talk, after: Talk) -> Rank:
 
 
 def _of_clock(rank: Rank, number: int, climate: Climate) -> Iterator[Event]:
-    """Any single deadline may pass first: ranks' clocks differ, and so do the beginnings."""
+    """Where nothing comes any more a deadline passes in the end: the ranks' clocks differ, and so do
+    the beginnings, so any single one may be first. What waits for its turn may also run late."""
+    silent = [one.ticket for one in rank.operations if one.is_silent and one.landed is None]
+    silent += [talk.ticket for talk in rank.talks if talk.is_silent and not talk.has_let_go]
+    silent += [token for hold, token in rank.local.token_by_hold.items() if hold in silent]
     for ticket, watch in rank.local.watches.items():
         if watch.timeout_ms is None or watch.has_ended or ticket in rank.expired:
             continue
-        is_stuck = any(t.ticket == ticket and t.is_aborted for t in rank.talks)
-        if watch.kind in climate.deadlines or is_stuck:
+        if ticket in silent or (not watch.has_begun and climate.has_failures):
             after = evolve(rank, expired=tuple(sorted((*rank.expired, ticket))))
-            label = f"advance {watch.timeout_ms + 1}ms rank={number}"
-            yield Event(label=label, ticket=ticket, after=after, fair=f"clock of rank {number}")
+            yield Event(
+                label=f"advance {watch.timeout_ms + 1}ms rank={number}",
+                ticket=ticket,
+                after=after,
+                fair=f"clock of rank {number}" if ticket in silent else None,
+                cost=int(ticket not in silent),
+            )
 
 
 # What the core hears at the next tick.
@@ -234,7 +250,7 @@ def delivered(rank: Rank) -> tuple[Rank, list[Landed]]:
     reports: list[Landed] = []
     running: list[Operation] = []
     for one in rank.operations:
-        if one.doing is Doing.LOOKUP and not one.is_silent:
+        if one.doing is Doing.LOOKUP and one.landed is None and not one.is_silent:
             reports.append(report_of(one, n_stored(rank, one)))
         elif one.landed is not None:
             reports.append(report_of(one, one.landed))

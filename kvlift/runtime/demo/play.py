@@ -60,6 +60,8 @@ class ModeRun:
     """`ranks`: each rank's statistics at the end; `has_rested`: nothing was under way then."""
 
     mode: str
+    device_pages: int
+    host_pages: int
     played: tuple[Played, ...]
     ranks: tuple[dict[str, Any], ...]
     has_rested: bool
@@ -85,9 +87,7 @@ def settings_of(setup: Setup, mode: str, folder: Path) -> WorkerSettings:
     )
 
 
-def play(
-    setup: Setup, mode: str, *, damages: bool, on_answer: Callable[[], None]
-) -> ModeRun:
+def play(setup: Setup, mode: str, *, damages: bool, on_answer: Callable[[], None]) -> ModeRun:
     """Raises `ClusterRefusedError`, `ModelRefusedError`, `EngineDownError`.
 
     `damages`: spoil one restored page on one rank after the flush. `on_answer` is called after each
@@ -95,14 +95,21 @@ def play(
     """
     with tempfile.TemporaryDirectory(prefix="kvlift-demo-") as name:
         folder = Path(name)
-        with Cluster(settings_of(setup, mode, folder)) as cluster:
+        settings = settings_of(setup, mode, folder)
+        with Cluster(settings) as cluster:
             cluster.verify_restored(is_on=True)
             player = Player(cluster, setup.workload, on_answer)
             played = player.play_all(damages=damages)
             ranks, has_rested = rested(cluster)
         timeline = timeline_of(journal_of_rank_0(folder, setup.n_ranks), shown_of(played, setup))
     return ModeRun(
-        mode=mode, played=played, ranks=ranks, has_rested=has_rested, timeline=timeline
+        mode=mode,
+        device_pages=settings.device_pages,
+        host_pages=settings.host_pages,
+        played=played,
+        ranks=ranks,
+        has_rested=has_rested,
+        timeline=timeline,
     )
 
 

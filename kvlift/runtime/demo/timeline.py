@@ -33,7 +33,7 @@ class Bar:
 
 @frozen
 class Timeline:
-    """`first_token_ms`: when the first token was here; `ready_ms`: when every rank had everything."""
+    """`first_token_ms`: when the first token was here; `ready_ms`: when everything was."""
 
     rid: str
     bars: tuple[Bar, ...]
@@ -91,8 +91,8 @@ class _Life:
         if effect.what in ROWS and effect.ticket not in self.starts:
             self.starts[effect.ticket] = (f"{effect.owner}/{ROWS[effect.what]}", now_ms)
             if effect.what == "StartPrefetch":
-                self.restore_of_read[effect.also] = effect.ticket
-                self.starts[effect.also] = (f"{effect.owner}/{ROWS['StartRestore']}", now_ms)
+                self.restore_of_read[effect.second] = effect.ticket
+                self.starts[effect.second] = (f"{effect.owner}/{ROWS['StartRestore']}", now_ms)
         if effect.what == "SendWant" and effect.owner == self.attempt:
             self.peer = effect.ticket
 

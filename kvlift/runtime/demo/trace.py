@@ -93,9 +93,7 @@ def page_tokens_of(scale: float) -> int:
     return max(size for size in range(1, PAGE_TOKENS_MOST + 1) if block % size == 0)
 
 
-def prompt_tokens(
-    request: TraceRequest, *, scale: float, vocab: int, seed: int
-) -> tuple[int, ...]:
+def prompt_tokens(request: TraceRequest, *, scale: float, vocab: int, seed: int) -> tuple[int, ...]:
     """A scaled prompt: whole blocks by their ids, the last one cut as in the trace."""
     block = block_tokens_of(scale)
     *whole, last = request.hash_ids

@@ -41,6 +41,8 @@ class Child:
             "OMP_NUM_THREADS": "1",
             "PYTHONPATH": os.pathsep.join(paths),
             "PYTHONUNBUFFERED": "1",
+            # Ranks of one machine: gloo would listen on the address of its host name.
+            "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
         }
         # The secret goes through the pipe: a child's environment stays readable while it lives.
         inherited = {key: text for key, text in os.environ.items() if key != "KVLIFT_SECRET"}

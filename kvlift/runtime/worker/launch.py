@@ -24,7 +24,6 @@ import torch.distributed as dist
 import zmq.asyncio
 from attrs import define, field, frozen
 
-from kvlift.effects.ranks_gloo import open_store
 from kvlift.runtime.worker.children import Child, end_all
 from kvlift.runtime.worker.front import Line, RemoteEngine
 from kvlift.runtime.worker.generation import CachedTokens, EngineDownError, Finish, Request
@@ -36,6 +35,7 @@ from kvlift.runtime.worker.messages import (
     StorageSwitched,
     Verifying,
 )
+from kvlift.runtime.worker.rendezvous import loopback_store
 from kvlift.runtime.worker.settings import ProcessOrders, WorkerSettings
 
 Result = TypeVar("Result")
@@ -87,6 +87,7 @@ class Cluster:
     engine: RemoteEngine = field(init=False)
     fault: str = field(default="", init=False)
     died: threading.Event = field(factory=threading.Event, init=False)
+    prefill_died: threading.Event = field(factory=threading.Event, init=False)
     ranks: list[Child] = field(factory=list, init=False)
     prefill: Child | None = field(default=None, init=False)
     _loop: asyncio.AbstractEventLoop = field(init=False)
@@ -300,12 +301,13 @@ class Cluster:
         old = self.engine.prefill
         line = self.run(self._line("prefill"))
         self.engine.prefill = line
+        self.prefill_died.clear()
         if old is not None:
             self.run(old.close())
         self.prefill = Child("prefill", PREFILL_MODULE, self._orders(0, line, ""), self._on_death)
 
     def _start_ranks(self) -> None:
-        self._store = self._store or open_store()
+        self._store = self._store or loopback_store()
         self._n_starts += 1
         group = f"worker-{self._n_starts}"
         lines = [self.run(self._line(f"rank {rank}")) for rank in range(self.settings.n_ranks)]
@@ -367,6 +369,7 @@ class Cluster:
         if child is self.prefill:
             if self.engine.prefill is not None:
                 self.engine.prefill.fail(reason)
+            self.prefill_died.set()
             if self.settings.role == "prefill":
                 self.fault = f"the prefill node is down: {reason}"
                 self.died.set()

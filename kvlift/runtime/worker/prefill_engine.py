@@ -68,12 +68,15 @@ class PrefillEngine:
     """Computes prompts with a whole (unsharded) decoder.
 
     `n_cached_pages_max` bounds the prefix cache, which drops what was used least recently.
+    Without `keeps_apart` namespaces do not separate its pages: for a decode worker that has one
+    only, and names it anew for each request to reuse nothing.
     """
 
     decoder: Decoder
     page_tokens: int
     n_cached_pages_max: int = 4096
     chunk_tokens: int = 512
+    keeps_apart: bool = True
     _cache: OrderedDict[bytes, torch.Tensor] = field(factory=OrderedDict, init=False)
 
     @property
@@ -107,7 +110,8 @@ class PrefillEngine:
             dtype=getattr(torch, config.dtype),
             device=self.decoder.device,
         )
-        keys = tuple(page_keys(prompt.namespace, prompt.tokens, self.page_tokens))
+        namespace = prompt.namespace if self.keeps_apart else b""
+        keys = tuple(page_keys(namespace, prompt.tokens, self.page_tokens))
         run = PrefillRun(prompt, token_ids, kv, keys)
         self._take_prefix(run)
         return run

@@ -184,6 +184,7 @@ def engine_of(settings: WorkerSettings) -> PrefillEngine:
         settings.page_tokens,
         n_cached_pages_max=settings.prefill_cached_pages,
         chunk_tokens=settings.prefill_chunk_tokens,
+        keeps_apart=settings.decode_reuses,
     )
 
 

@@ -210,9 +210,11 @@ class RankLoop:
 def namespace_of(orders: ProcessOrders, model: str, dtype: str, request: Request) -> bytes:
     """Everything that decides what this rank's pages of a request hold and who may read them."""
     settings = orders.settings
+    # Nothing is reused under a name that nobody else has, not even what is on its way.
+    salt = request.salt if settings.decode_reuses else f"{request.salt}/{request.rid}"
     return Namespace(
         tenant=request.tenant,
-        salt=request.salt,
+        salt=salt,
         model=model,
         weights=orders.weights_name,
         dtype=dtype,

@@ -14,7 +14,8 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     in by themselves. `prefill_bind` empty: a private `ipc://` address in the cluster's folder.
     `peers` empty: the cluster's own prefill process. `link_gbps` slows what prefill sends down to
     a link of that many 10^9 bits a second; 0 leaves it alone. Without `decode_reuses` decode
-    forgets everything before each request: the yardstick of what reuse is worth.
+    forgets everything before each request and shares nothing between those under way, while
+    prefill's own cache works as ever: the yardstick of what reuse is worth.
     `output_reserved_percent`: how much of the room for an answer is reserved at submission; below
     100 more requests run side by side and the youngest may be retracted.
     """
