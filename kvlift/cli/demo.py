@@ -275,10 +275,16 @@ def _runs(setup: "Setup", wanted: Wanted, bar: "Progress") -> "list[ModeRun]":
 
 
 def _compared(setup: "Setup", runs: "list[ModeRun]", bar: "Progress") -> "Comparison":
+    import torch
+
     from kvlift.runtime.demo.compare import compare
     from kvlift.runtime.worker.loading import ModelSource
 
-    decoder = ModelSource(setup.model, setup.seed).decoder(device=setup.device)
+    source = ModelSource(setup.model, setup.seed)
+    if source.is_tiny:
+        # On busy cores more threads than one wait for each other longer than they compute.
+        torch.set_num_threads(1)
+    decoder = source.decoder(device=setup.device)
     task = bar.add_task("plain forward", total=sum(len(run.played) for run in runs))
     return compare(runs, decoder, lambda: bar.advance(task))
 
@@ -328,20 +334,23 @@ def _machine(device: str) -> str:
 
 
 def _print_tables(result: "DemoResult") -> None:
+    from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    from kvlift.runtime.demo.page import HEADINGS, proofs_of, setting_of, table_rows
+    from kvlift.runtime.demo.page import CAPTION, proofs_of, setting_of, short_rows
 
     console = table_console()
     console.print(f"{result.workload}; {setting_of(result)}")
     console.print(f"{result.machine}; {result.seconds:.0f} s")
-    table = Table(caption="times in ms, prompt tokens by source; last column: against none")
-    for name in HEADINGS:
-        table.add_column(name, justify="left" if name == "mode" else "right")
-    for row in table_rows(result):
+    heading, *rows = short_rows(result)
+    table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 0))
+    for name in heading:
+        table.add_column(name, justify="left" if name == heading[0] else "right", no_wrap=True)
+    for row in rows:
         table.add_row(*row)
     console.print(table)
-    proofs = Table(show_header=False)
+    console.print(CAPTION)
+    proofs = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     for what, came_out in proofs_of(result):
         proofs.add_row(what, came_out)
     console.print(proofs)

@@ -57,8 +57,9 @@ class CudaOptions:
     `chunk_bytes`: what one submission holds at most, and a staging buffer's size; `n_buffers` of
     those for each direction. `n_programs`: processors that a scatter takes at most.
     `batch_below_bytes`: smaller copies are submitted many in one driver call, 2D copies only with
-    `batch_rows`; `prefers_overlap` hints such a call to leave the processors alone. `n_lanes`: streams (1 or 2) that share a
-    direction's copies where nothing is staged. `compute_stream`, `is_ordered`: see `CudaEngine`.
+    `batch_rows`; `prefers_overlap` hints such a call to leave the processors alone. `n_lanes`:
+    streams (1 or 2) that share a direction's copies where nothing is staged. `compute_stream`,
+    `is_ordered`: see `CudaEngine`.
     """
 
     layered_by: LayeredBy = LayeredBy.AUTO

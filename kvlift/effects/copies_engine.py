@@ -76,12 +76,11 @@ class CudaEngine:
     """Streams of one CUDA device. Raises `RuntimeError` when the CUDA driver refuses.
 
     `batch_below_bytes`: copies smaller than this on average are submitted in one driver call, where
-    the driver can (570 and later), 2D copies only with `batch_rows`; `prefers_overlap` hints it to
-    leave them to the copy engine.
-    `n_programs` processors at most scatter or gather. `is_ordered`:
-    device pages are touched only after what is queued on `compute_stream` (None: the stream that is
-    current when a copy starts). A host that starts copies only when no kernel in flight uses their
-    pages switches it off, and then copies run beside its step.
+    the driver can (570 and later), 2D copies only with `batch_rows`; `prefers_overlap` hints such a
+    call to leave them to the copy engine. `n_programs` processors at most scatter or gather.
+    `is_ordered`: device pages are touched only after what is queued on `compute_stream` (None: the
+    stream that is current when a copy starts). A host that starts copies only when no kernel in
+    flight uses their pages switches it off, and then copies run beside its step.
     """
 
     def __init__(

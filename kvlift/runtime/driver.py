@@ -46,6 +46,8 @@ from kvlift.runtime.snapshot import Snapshot, snapshot_of
 from kvlift.runtime.telling import tick_of
 from kvlift.runtime.tick import Granted, Growth, NoRoom, Pending, Tick
 
+BALLOT_WAIT_S = 0.002
+
 
 class Driver:
     """The tiered cache of one decode rank. Use as a context manager.
@@ -229,7 +231,11 @@ class Driver:
     def wait(self, timeout_s: float) -> bool:
         """For a host with an empty batch: sleep until something lands or is submitted.
 
-        Returns at the next local deadline at the latest; False where nothing has happened."""
+        Returns at the next local deadline at the latest; False where nothing has happened here.
+        While a ballot is out, what has landed on another rank is known from its verdict alone:
+        then the sleep is at most `BALLOT_WAIT_S`, and the host should tick again."""
+        if self._is_ballot_out:
+            timeout_s = min(timeout_s, BALLOT_WAIT_S)
         return self._half.wait(timeout_s)
 
     def snapshot(self) -> Snapshot:

@@ -177,6 +177,8 @@ class Replayer:
 
     def _tick(self, line: TickLine, verdict: Verdict | None) -> None:
         calls = [self.reader.call(value) for value in line.calls]
+        for value in line.reports:
+            self.reader.report(value)  # they decide nothing here, but others read them
         with Judged(f"tick {line.tick}") as judged:
             agreed, decision = advance_agreed(self.agreed, verdict, calls, self.policy)
             judged.compare(line.decided, decision, agreed)

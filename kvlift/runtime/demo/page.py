@@ -18,6 +18,7 @@ from kvlift.runtime.demo.result import DemoResult
 from kvlift.runtime.demo.timeline import Timeline
 
 REPORT: Final = "report.html"
+CAPTION: Final = "TTFT and TPOT in ms, mean unless said; prompt tokens by source"
 HEADINGS: Final = (
     "mode", "TTFT mean", "p50", "p90", "p99", "TPOT mean", "p90", *SOURCES, "from peer", "TTFT",
 )  # fmt: skip
@@ -57,16 +58,37 @@ def table_rows(result: DemoResult) -> list[tuple[str, ...]]:
     return rows
 
 
+def short_rows(result: DemoResult) -> list[tuple[str, ...]]:
+    """Headings and rows for a terminal of 80 columns."""
+    rows: list[tuple[str, ...]] = [
+        ("mode", "TTFT", "p90", "p99", "vs none", "TPOT", *SOURCES, "peer MB"),
+    ]
+    for mode, numbers in result.modes.items():
+        change = result.change_vs_none_by_mode.get(mode)
+        ttft = numbers.ttft_ms
+        rows.append(
+            (
+                MODE_NAMES[mode],
+                *(number(value) for value in (ttft.mean, ttft.p90, ttft.p99)),
+                percent(change.ttft_mean) if change else "–",
+                number(numbers.tpot_ms.mean),
+                *(str(tokens_from(numbers.hit, source)) for source in SOURCES),
+                f"{numbers.bytes_from_peer / 1e6:.1f}",
+            )
+        )
+    return rows
+
+
 def proofs_of(result: DemoResult) -> list[tuple[str, str]]:
     """What was checked, and what came out."""
     n_requests = sum(numbers.requests for numbers in result.modes.values())
     n_failed = sum(numbers.failed for numbers in result.modes.values())
     identical = "yes" if result.tokens_identical else "NO"
     return [
-        ("tokens identical, across modes and to a plain forward", identical),
+        ("tokens identical across modes and to a plain forward", identical),
         ("largest difference of a log-probability", f"{result.logprob_diff_max:.2g}"),
         (
-            "restored pages compared with recomputed ones",
+            "restored pages compared with recomputed",
             f"{result.pages_verified}, {result.pages_wrong} wrong, off by {result.kv_diff_max:.2g}",
         ),
         ("requests", f"{n_requests}, {n_failed} failed"),
