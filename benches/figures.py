@@ -34,8 +34,8 @@ COPIES: Final = (
     ("restore-1MiB", "restore, pages of 1 MiB"),
     ("writethrough-8MiB", "write-through, pages of 8 MiB (device to host)"),
     ("writethrough-1MiB", "write-through, pages of 1 MiB"),
-    ("decode-beside-restore", "decode step beside a restore"),
-    ("decode-beside-writethrough", "decode step beside a write-through"),
+    ("decode-beside-restore-8MiB", "decode step beside a restore"),
+    ("decode-beside-writethrough-8MiB", "decode step beside a write-through"),
 )
 """Cases of the copies bench that a reader asks for, and what they are in words."""
 

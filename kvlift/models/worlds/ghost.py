@@ -247,8 +247,14 @@ class Bench:
             case ForgetStorage():
                 self.stored.clear()
 
-    def check_counts(self) -> None:
-        """A tick takes before and after it frees; its end counts."""
+    def forget_what_is_over(self) -> None:
+        """At the end of a tick; what it took it may have freed before or after, the end counts."""
+        watched = self.rank.local.watches
+        self.talks = [
+            talk
+            for talk in self.talks
+            if talk.ticket in watched or talk.n_landed < len(talk.places)
+        ]
         if len(self.device) > self.n_device_pages or len(self.host) > self.n_host_pages:
             self.blame(TOO_MANY)
 

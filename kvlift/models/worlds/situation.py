@@ -70,7 +70,7 @@ class Situation:
     _claims: list[Claim[Now]] = field(factory=list, init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.stage = Stage(self.policy, self.limits, self.n_ranks)
+        self.stage = Stage(self.policy, self.limits, self.climate, self.n_ranks)
         self.breaches = memo(self._breaches_of)
         self.local_breaches = memo(self._local_breaches_of)
         self._events = memo(self._events_of)

@@ -47,7 +47,7 @@ from kvlift.models.worlds.ghost import (
     tag_of,
 )
 from kvlift.models.worlds.host import Stand
-from kvlift.models.worlds.weather import delivered
+from kvlift.models.worlds.weather import Climate, delivered
 
 V = TypeVar("V")
 
@@ -126,6 +126,7 @@ class Stage:
 
     policy: Policy
     limits: Limits
+    climate: Climate
     n_ranks: int
     agreed: Shelf[Agreed] = field(factory=Shelf, init=False)
     ranks: Shelf[Rank] = field(factory=Shelf, init=False)
@@ -198,7 +199,7 @@ class Stage:
         return Bench(rank, self.policy.n_device_pages, self.policy.n_host_pages)
 
     def _hear(self, number: int) -> int:
-        rank, reports = delivered(self.ranks[number])
+        rank, reports = delivered(self.ranks[number], self.climate)
         late = self.ranks[number].expired
         watches = {
             ticket: evolve(watch, since_ns=NOW_NS - ((watch.timeout_ms or 0) + 1) * NS_PER_MS)
@@ -276,7 +277,7 @@ class Stage:
             is_same = state.agreed == turn.after and outcome.decision == turn.decision
         bench = self._bench(evolve(rank, local=local))
         bench.start(starts)
-        bench.check_counts()
+        bench.forget_what_is_over()
         if not is_same:
             bench.blame(DIFFERENT)
         for notice in turn.decision.notices:
@@ -287,7 +288,7 @@ class Stage:
         return self.number_of_rank(self._renamed(bench.done(), turn.naming))
 
     def _renamed(self, rank: Rank, shared: Naming) -> Rank:
-        if shared.is_identity:
+        if shared.is_identity and _knows(shared, rank):
             local = renamed_local(rank.local, shared, self.policy, NOW_NS)
             return evolve(rank, local=local, device=_sorted(rank.device), host=_sorted(rank.host))
         naming = shared.copy()
@@ -375,6 +376,13 @@ class Stage:
             )
             ranks.append(self.number_of_rank(self._renamed(rank, naming)))
         return number, tuple(ranks)
+
+
+def _knows(naming: Naming, rank: Rank) -> bool:
+    """Whether the agreed state still speaks of everything that moves on this rank."""
+    known = naming.names[Name.TICKET]
+    tickets = [one.ticket for one in (*rank.operations, *rank.talks)]
+    return not rank.echoes and all(ticket in known for ticket in tickets)
 
 
 P = TypeVar("P", DevicePage, HostPage)

@@ -45,13 +45,15 @@ class Climate:
     """What this world's weather can do. `is_calm`: every request comes, and nothing fails.
 
     `has_pieces`: pages come one by one, too. `has_silence`: storage and prefill node may never
-    answer, so that deadlines pass. `has_echoes`: reports may come twice.
+    answer, so that deadlines pass. `has_echoes`: reports may come twice. `has_prompt_peer`: the
+    prefill node sends everything before the next tick, unless it is silent or fails.
     """
 
     is_calm: bool = False
     has_pieces: bool = True
     has_failures: bool = True
     has_echoes: bool = False
+    has_prompt_peer: bool = False
     has_silence: bool = False
     peer_failures: frozenset[PeerCause] = frozenset()
 
@@ -179,7 +181,8 @@ def _of_talk(rank: Rank, talk: Talk, number: int, climate: Climate) -> Iterator[
 
     fair = None if talk.is_silent else f"prefill node of rank {number}"
     is_late = talk.is_aborted or talk.failed is not None
-    if talk.is_asked and not is_late and (n_left or not talk.has_token):
+    is_at_once = climate.has_prompt_peer and not talk.is_silent
+    if talk.is_asked and not is_late and not is_at_once and (n_left or not talk.has_token):
         all_here = evolve(talk, n_landed=talk.n_landed + n_left, has_token=True)
         yield event("land peer {name}", all_here, fair)
     if n_left and (is_late or (climate.has_pieces and talk.n_landed == 0)):
@@ -245,8 +248,11 @@ def report_of(one: Operation, n_good: int) -> Landed:
             return PersistEnded(one.ticket, n_good)
 
 
-def delivered(rank: Rank) -> tuple[Rank, list[Landed]]:
+def delivered(rank: Rank, climate: Climate) -> tuple[Rank, list[Landed]]:
     """The reports of what has happened since the last tick, and the rank without them."""
+    if climate.has_prompt_peer:
+        for talk in rank.talks:
+            rank = _arrived(rank, talk, _at_once(talk))
     reports: list[Landed] = []
     running: list[Operation] = []
     for one in rank.operations:
@@ -272,6 +278,12 @@ def delivered(rank: Rank) -> tuple[Rank, list[Landed]]:
             )
     after = evolve(rank, operations=tuple(running), talks=tuple(talks), echoes=(), expired=())
     return after, reports + list(rank.echoes)
+
+
+def _at_once(talk: Talk) -> Talk:
+    if not talk.is_asked or talk.is_silent or talk.is_aborted or talk.failed is not None:
+        return talk
+    return evolve(talk, n_landed=len(talk.places), has_token=True)
 
 
 def _said(talk: Talk) -> Iterator[Landed]:

@@ -1,0 +1,53 @@
+"""The way down: finished pages go to the host and to storage while others need their room."""
+
+from kvlift.core.local import Limits
+from kvlift.core.policy import Policy, WritePolicy
+from kvlift.models.worlds import goals
+from kvlift.models.worlds.host import Life, prompt_of
+from kvlift.models.worlds.situation import Situation
+from kvlift.models.worlds.weather import Climate
+
+A = prompt_of(1, 1, 2, 2)
+B = prompt_of(1, 1, 3, 3)
+
+
+def mirror(*, deep: bool) -> Situation:
+    """Write-through and persist against eviction, a flush, a failure and a storage that goes."""
+    return Situation(
+        name="mirror",
+        lives=(
+            Life(rid="A", prompt=A, story="pages=2"),
+            Life(rid="B", prompt=B, story="from=A[0:1] pages=2", after="A"),
+        ),
+        policy=Policy(n_device_pages=3, n_host_pages=2),
+        limits=Limits(mirrors_in_flight_max=1, persists_in_flight_max=1),
+        climate=Climate(has_pieces=deep),
+        preamble="world page=2 device=3 host=2\n"
+        "config mirrors_in_flight_max=1 persists_in_flight_max=1",
+        n_faults=2 if deep else 1,
+        others=("flush device", "flush host", "flush all", "detach storage"),
+        goals=(goals.READY, goals.DRAINS, goals.MIRROR_DURING_FLUSH),
+    )
+
+
+def back(*, deep: bool) -> Situation:
+    """Write-back: dirty pages are no room until they are safe below."""
+    return Situation(
+        name="back",
+        lives=(
+            Life(rid="A", prompt=A, story="pages=2"),
+            Life(rid="B", prompt=prompt_of(5, 5, 6), story="pages=1 tokens=3", n_growths=1),
+        ),
+        policy=Policy(
+            n_device_pages=3,
+            n_host_pages=2 if deep else 1,
+            write=WritePolicy.BACK,
+            write_back_low_water_pages=1,
+        ),
+        limits=Limits(),
+        climate=Climate(has_pieces=False),
+        preamble="world page=2 device=3 host=1\nconfig write=back write_back_low_water_pages=1",
+        n_faults=1,
+        others=("flush host", "detach storage"),
+        goals=(goals.READY, goals.WAITS),
+    )
