@@ -10,7 +10,7 @@ from attrs import evolve, frozen
 
 from kvlift.core.agreed import Kind, Request
 from kvlift.core.apply import happen
-from kvlift.core.dirty import n_device_dirty, start_down
+from kvlift.core.dirty import is_going_down, n_device_dirty, start_down
 from kvlift.core.draft import Draft
 from kvlift.core.effect import SendWant, StartLookup, StartPrefetch, StartRestore
 from kvlift.core.event import Admitted, AskedAgain
@@ -49,11 +49,11 @@ def admit(draft: Draft) -> None:
             continue
         offer = offer_for(draft, request)
         if offer is None:
+            if not is_going_down(draft):
+                start_down(draft, request.prompt.n_pages)
             if phase.n_bypassed >= draft.policy.bypass_max:
                 return
             n_passed_over += 1
-            if not draft.descents:
-                start_down(draft, request.prompt.n_pages)
             continue
         if n_passed_over:
             _count_bypass(draft, request)

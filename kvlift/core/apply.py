@@ -51,9 +51,9 @@ from kvlift.core.way_down import begin_descent
 def happen(draft: Draft, attempt: Attempt, event: Event) -> None:
     """One event of one request, with everything that it causes at once."""
     request = draft.requests[attempt]
-    draft.touched[attempt] = None
     phase, deeds = step(request.phase, event)
     if phase is not request.phase:
+        draft.touched[attempt] = None
         draft.arrows.append((type(request.phase), type(event), type(phase)))
         draft.movers.append(attempt)
         draft.put_phase(attempt, phase)
@@ -221,7 +221,7 @@ def with_prompt(draft: Draft, attempt: Attempt, request: Request, tokens: bytes)
 
     The last sampled token has no KV yet: it has not been fed to the model."""
     whole = request.prompt.first_tokens(request.n_tokens_prompt).with_tokens(tokens)
-    n_with_kv = max(request.n_tokens_prompt, whole.n_tokens - 1)
+    n_with_kv = max(request.prompt.n_tokens, whole.n_tokens - 1)
     longer = evolve(request, prompt=whole.first_tokens(n_with_kv))
     draft.requests[attempt] = longer
     return longer

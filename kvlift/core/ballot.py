@@ -137,7 +137,8 @@ def first_difference(least: tuple[int, ...]) -> str | None:
 
 
 def from_wire(least: tuple[int, ...], agreed: Agreed, policy: Policy) -> Verdict:
-    """The verdict of a reduced ballot. Raises `RanksDiverged`, or `RankFailed`."""
+    """The verdict of a reduced ballot; `agreed` is the state that was voted on (a growth since then
+    may have opened tickets). Raises `RanksDiverged`, or `RankFailed`."""
     if len(least) != ballot_length(policy):
         raise RanksDiverged("length", agreed.tick, f"{len(least)} integers came back")
     field = first_difference(least)

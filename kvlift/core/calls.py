@@ -4,7 +4,7 @@ A call that the request's phase can't take (it was aborted a moment ago, say) ch
 answered by `WasRefused`: which calls a phase takes is read off `EDGES`.
 """
 
-from typing import assert_never
+from typing import TypeGuard, assert_never
 
 from kvlift.core.admission import ask_storage
 from kvlift.core.agreed import Kind, Request
@@ -131,11 +131,19 @@ def _abort(draft: Draft, rid: Rid) -> None:
 def _finish(draft: Draft, rid: Rid, output: bytes) -> None:
     """The answer's full pages join the index with the prompt's, then everything is let go."""
     request = draft.request(rid)
-    if request is None or not isinstance(request.phase, Running):
+    if not _is_decoded(request, output):
         _refuse(draft, rid, request, "Finish")
         return
     _publish_decoded(draft, request, output)
     happen(draft, request.attempt, Finished())
+
+
+def _is_decoded(request: Request | None, output: bytes) -> TypeGuard[Request]:
+    """A running request, and an output that goes on where an earlier one ended, if there was one."""
+    if request is None or not isinstance(request.phase, Running):
+        return False
+    n_before = request.prompt.n_tokens - request.n_tokens_prompt
+    return output.startswith(request.prompt.last_tokens(n_before))
 
 
 def _publish_decoded(draft: Draft, request: Request, output: bytes) -> Running:
@@ -159,7 +167,7 @@ def _retract(draft: Draft, rid: Rid, output: bytes) -> None:
     and is computed again if it has gone by then.
     """
     request = draft.request(rid)
-    if request is None or not isinstance(request.phase, Running):
+    if not _is_decoded(request, output):
         _refuse(draft, rid, request, "Retract")
         return
     phase = _publish_decoded(draft, request, output)

@@ -3,7 +3,7 @@
 A dirty page that can't go down (no host room) counts as clean: a cache may forget, it may not stop.
 """
 
-from kvlift.core.descent import Reach
+from kvlift.core.descent import Due, Mirroring, Reach
 from kvlift.core.draft import Draft
 from kvlift.core.eviction import is_idle, order_of
 from kvlift.core.index import ROOT, Segment
@@ -42,10 +42,15 @@ def start_down(draft: Draft, n_pages: int) -> None:
         n_pages -= segment.n_pages
 
 
+def is_going_down(draft: Draft) -> bool:
+    """Copies to the host are due or run. Writes don't count: a store may be silent for ever."""
+    return any(isinstance(descent.phase, Due | Mirroring) for descent in draft.descents)
+
+
 def keep_low_water(draft: Draft) -> None:
     """Below the low-water mark of free pages, dirty pages start down before anybody needs them."""
     short = draft.policy.write_back_low_water_pages - draft.n_device_free()
-    if short > 0 and not draft.descents:
+    if short > 0 and not is_going_down(draft):
         start_down(draft, short)
 
 

@@ -18,6 +18,7 @@ from kvlift.core.event import HandedOver
 from kvlift.core.ids import Attempt
 from kvlift.core.phase import Filling
 from kvlift.core.plan import Follow, Part, with_own
+from kvlift.core.settle import share
 
 
 def hand_over(draft: Draft, attempt: Attempt) -> None:
@@ -25,12 +26,16 @@ def hand_over(draft: Draft, attempt: Attempt) -> None:
     leader = draft.requests[attempt]
     if not isinstance(leader.phase, Filling):
         return
+    for follower in list(draft.requests):
+        share(draft, follower)  # what the leader has published meanwhile is not its own any more
     followers = [
         request
         for request in draft.requests.values()
         if isinstance(request.phase, Filling)
         and request.phase.follow is not None
         and request.phase.follow.leader == attempt
+        # Without its own peer it could not ask for what this flight does not bring.
+        and request.phase.peer_gone is None
     ]
     if not followers:
         return

@@ -108,8 +108,8 @@ def _device_pinned(agreed: Agreed) -> Iterator[tuple[Prompt, int, int]]:
     for descent in agreed.descents:
         phase = descent.phase
         if isinstance(phase, Mirroring):
-            for page in phase.positions:
-                yield descent.prompt, page, page + 1
+            for start, stop in _runs(phase.positions):
+                yield descent.prompt, start, stop
         elif isinstance(phase, Persisting) and not phase.from_host:
             yield descent.prompt, phase.positions[0], phase.positions[-1] + 1
 
@@ -129,6 +129,13 @@ def _host_pinned(agreed: Agreed) -> Iterator[tuple[Prompt, int, int]]:
             yield descent.prompt, down.positions[0], down.positions[-1] + 1
     for drain in agreed.drains:
         yield drain.prompt, drain.pin_host_start, drain.pin_host_stop
+
+
+def _runs(positions: tuple[int, ...]) -> list[tuple[int, int]]:
+    """Positions as runs [start, stop): a copy pins each run once."""
+    starts = [page for page in positions if page - 1 not in positions]
+    return [(a, a + sum(page >= a and not any(a < s <= page for s in starts)
+                        for page in positions)) for a in starts]  # fmt: skip
 
 
 def _needed_pins(
@@ -187,7 +194,7 @@ def marks_have_descents(agreed: Agreed) -> str | None:
     for descent in agreed.descents:
         phase = descent.phase
         if isinstance(phase, Mirroring):
-            mirroring += [(descent.prompt, page, page + 1) for page in phase.positions]
+            mirroring += [(descent.prompt, *run) for run in _runs(phase.positions)]
         elif isinstance(phase, Persisting):
             persisting.append((descent.prompt, phase.positions[0], phase.positions[-1] + 1))
     up, _ = _needed_pins(agreed, mirroring)

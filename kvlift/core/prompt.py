@@ -56,6 +56,9 @@ class Prompt:
     def first_tokens(self, n_tokens: int) -> "Prompt":
         return Prompt(self.namespace, self.tokens[: n_tokens * TOKEN_BYTES], self.page_tokens)
 
+    def last_tokens(self, n_tokens: int) -> bytes:
+        return self.tokens[len(self.tokens) - n_tokens * TOKEN_BYTES :]
+
     def __repr__(self) -> str:
         return f"Prompt(n_tokens={self.n_tokens}, page_tokens={self.page_tokens})"
 

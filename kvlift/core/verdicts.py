@@ -90,7 +90,7 @@ def _tell(draft: Draft, known: Open, event: Event) -> None:
 def _lookup(draft: Draft, ticket: Ticket, known: Open, seen: Observation) -> None:
     if seen.ended:
         _tell(draft, known, StorageAnswered(ticket, seen.progress))
-    elif seen.ceiling < known.n_pages:
+    elif seen.ceiling == 0:  # a rank has nothing, or gives up; a smaller hit waits for the others
         _tell(draft, known, StorageAnswered(ticket, 0))
         draft.close_ticket(ticket)
 
@@ -107,6 +107,8 @@ def _read(draft: Draft, ticket: Ticket, known: Open, seen: Observation) -> None:
 def _hold(draft: Draft, ticket: Ticket, known: Open, seen: Observation) -> None:
     if seen.progress > known.progress:
         _tell(draft, known, PagesCame(seen.progress))
+    if seen.ended and seen.ceiling == 0:  # it let go without a word
+        seen = evolve(seen, ceiling=int(PeerCause.LOST))
     if seen.ceiling >= known.ceiling:
         return
     if seen.ceiling == PeerCause.SILENT:

@@ -68,6 +68,7 @@ class Driver:
             self._policy, Switch.OFF if ports.store is None else Switch.ON
         )
         self._is_ballot_out = False
+        self._voted = self._agreed
         self._n_ballots = 0
         self._is_closed = False
 
@@ -204,7 +205,7 @@ class Driver:
         self._observer.waited()
         self._is_ballot_out = False
         try:
-            return least, from_wire(least, self._agreed, self._policy)
+            return least, from_wire(least, self._voted, self._policy)
         except RanksDiverged as error:
             raise explained(error, self._agreed, ranks) from error
 
@@ -223,7 +224,7 @@ class Driver:
             proofs(self._agreed), slots(self._agreed, self._policy), self._inbox.n_known()
         )
         self._half.ports.ranks.send(ballot)
-        self._is_ballot_out = True
+        self._is_ballot_out, self._voted = True, self._agreed
         self._n_ballots = 1
 
     # Looking in, and leaving.

@@ -90,7 +90,7 @@ class Scheduler:
     def __init__(self, config: Config, *, storage: Switch) -> None:
         self.config = config
         self._policy = config.policy()
-        self._agreed = agreed_at_start(self._policy, storage)
+        self._agreed = self._voted = agreed_at_start(self._policy, storage)
         self._inbox = Inbox(config, Wakeup())
         self._device = PageTable(config.device_pages)
         self._late: list[Decision] = []
@@ -151,10 +151,11 @@ class Scheduler:
         verdict = None
         if ballots:
             least = tuple(min(values) for values in zip(*ballots, strict=True))
-            verdict = from_wire(least, self._agreed, self._policy)
+            verdict = from_wire(least, self._voted, self._policy)
         self._agreed, decision = advance_agreed(
             self._agreed, verdict, self._inbox.take(), self._policy
         )
+        self._voted = self._agreed
         self._account(decision)
         is_busy = is_under_way(self._agreed)
         state = State(agreed=self._agreed, local=Local())

@@ -15,7 +15,6 @@ from attrs import define, field
 from msgspec.structs import replace
 
 from kvlift.core.advance import Decision, State
-from kvlift.core.agreed import is_under_way
 from kvlift.core.landed import Landed
 from kvlift.core.submission import Finish, Retract, Submission, Submit
 from kvlift.runtime.config import Config
@@ -131,7 +130,7 @@ class Journal(SilentObserver):
     ) -> None:
         agreed = state.agreed
         happened = least is not None or calls or reports or decision.effects or decision.notices
-        if not happened and not decision.arrows and not is_under_way(agreed):
+        if not happened and not decision.arrows:
             with self._lock:
                 self._n_idle += 1
             return

@@ -115,6 +115,7 @@ class Metrics(SilentObserver):
         self._page_tokens = config.page_tokens
         self._rank = str(rank)
         self._made: dict[str, Any] = {}
+        self._series_by_key: dict[tuple[str, ...], Any] = {}
         for spec in METRICS:
             labels = ("rank", *spec.labels)
             kind = getattr(prometheus, spec.kind.capitalize())
@@ -184,7 +185,11 @@ class Metrics(SilentObserver):
     # Counting.
 
     def _series(self, name: str, *labels: str) -> Any:
-        return self._made[name].labels(self._rank, *labels)
+        key = (name, *labels)
+        series = self._series_by_key.get(key)
+        if series is None:
+            series = self._series_by_key[key] = self._made[name].labels(self._rank, *labels)
+        return series
 
     def _note_arrival(self, state: State, attempt: Attempt, now_ns: int) -> None:
         """The first tick in which everything was here that the peer has been asked for."""

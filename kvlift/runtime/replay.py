@@ -130,7 +130,7 @@ class Replayer:
         self.policy: Policy = reader.config.policy()
         storage = Switch.ON if reader.header.has_storage else Switch.OFF
         self.agreed = agreed_at_start(self.policy, storage)
-        self._voted = proofs(self.agreed)
+        self._voted = self.agreed
 
     def moments(self, upto: int | None = None) -> Iterator[Moment]:
         """Line by line, and no further than the first difference."""
@@ -146,11 +146,11 @@ class Replayer:
                     case TickLine():
                         verdict = self._verdict(line)
                         self._tick(line, verdict)
-                        self._voted = proofs(self.agreed)
+                        self._voted = self.agreed
                     case IdleLine(n=n):
                         n_ticks = n if upto is None else min(n, upto - before.tick)
                         self._idle(n_ticks)
-                        self._voted = proofs(self.agreed)
+                        self._voted = self.agreed
                     case GrowLine():
                         self._grow(line)
                     case AdoptLine():
@@ -196,11 +196,12 @@ class Replayer:
             raise self.reader.error(f"a ballot of {len(line.least)} integers is too long")
         least = line.least + (0,) * n_missing
         told = tuple(least[2 * at] for at in range(len(PAIRS)))
-        if told != self._voted:
-            at = next(at for at in range(len(PAIRS)) if told[at] != self._voted[at])
+        voted = proofs(self._voted)
+        if told != voted:
+            at = next(at for at in range(len(PAIRS)) if told[at] != voted[at])
             raise Impossible(f"tick {line.tick}: the ballot was about another {PAIRS[at]!r}")
         try:
-            verdict = from_wire(least, self.agreed, self.policy)
+            verdict = from_wire(least, self._voted, self.policy)
         except (RanksDiverged, RankFailed) as error:
             raise Impossible(f"tick {line.tick}: {error}") from None
         self._check_sizes(line, least, verdict)
@@ -221,7 +222,7 @@ class Replayer:
             is_count = 0 <= seen.progress <= most and seen.ceiling <= most
             if not is_count or seen.ended not in (0, 1):
                 raise self.reader.error(f"a verdict about ticket {ticket} that no rank could give")
-        n_slots = len(slots(self.agreed, self.policy))
+        n_slots = len(slots(self._voted, self.policy))
         if any(least[N_HEADER + N_INTS * n_slots :]):
             raise self.reader.error("a ballot that speaks of tickets that are not open")
 

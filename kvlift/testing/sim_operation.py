@@ -29,7 +29,8 @@ class Kind(Enum):
 @define(eq=False)
 class Operation:
     """One started effect. `values` are its pages' contents: as they were in the source when it
-    started, or, for storage, as they must be."""
+    started, or, for storage, as they must be. `is_void`: it will end without having done anything.
+    """
 
     ticket: Ticket
     kind: Kind
@@ -39,6 +40,7 @@ class Operation:
     source_tier: Tier | None = None
     prompt: Prompt | None = None
     is_outstanding: bool = True
+    is_void: bool = False
     report: Landed | None = None
 
 

@@ -20,11 +20,14 @@ from kvlift.core.tier import Tier
 from kvlift.testing.sim_memory import Access, Mode, SimMemory, page_value
 from kvlift.testing.sim_operation import LOG_LENGTH, Calls, Outbox
 
+Sampled = tuple[int, float]
+"""A token and its log-probability."""
 
-def token_after(_rid: Rid, prompt: Prompt) -> int:
+
+def token_after(_rid: Rid, prompt: Prompt) -> Sampled:
     """A first token that depends on the prompt alone."""
     digest = sha256(prompt.namespace + prompt.tokens).digest()
-    return int.from_bytes(digest[:4], "little") & 0x7FFF_FFFF
+    return int.from_bytes(digest[:4], "little") & 0x7FFF_FFFF, -digest[4] / 64
 
 
 @define(eq=False)
@@ -66,7 +69,8 @@ class PrefillNode:
     """The node behind one address. It sends when the wants of all `n_ranks` are there and equal.
 
     `mode` HELD: pages come when told to, the first token with the last of them (at once where no
-    page is wanted), and an abort is confirmed by `acknowledge` alone.
+    page is wanted), and an abort is confirmed by `acknowledge` alone. `first_token` gives None
+    while it is not sampled yet.
     """
 
     name: str
@@ -75,7 +79,7 @@ class PrefillNode:
     is_alive: bool = True
     is_silent: bool = False
     incarnation: int = 1
-    first_token: Callable[[Rid, Prompt], int] = token_after
+    first_token: Callable[[Rid, Prompt], Sampled | None] = token_after
     refusals: dict[Rid, str] = field(factory=dict)
     expired: set[Rid] = field(factory=set)
     attempts: dict[tuple[Rid, Attempt], dict[int, Conversation]] = field(factory=dict)
@@ -178,12 +182,14 @@ class SimPeers:
 
     def send_committed(self, ticket: Ticket) -> None:
         self.calls.add("SendCommitted")
-        self._said(ticket).is_committed = True
+        for talk in self._said(ticket):
+            talk.is_committed = True
         self._open.pop(ticket, None)
 
     def send_aborted(self, ticket: Ticket) -> None:
         self.calls.add("SendAborted")
-        self._said(ticket).is_aborted = True
+        for talk in self._said(ticket):
+            talk.is_aborted = True
 
     def close_peer(self, ticket: Ticket) -> None:
         self.calls.add("ClosePeer")
@@ -256,10 +262,11 @@ class SimPeers:
             if pages and not talk.has_let_go:
                 yield Access(talk.ticket, Tier.DEVICE, "writes", pages)
 
-    def _said(self, ticket: Ticket) -> Conversation:
+    def _said(self, ticket: Ticket) -> list[Conversation]:
+        """The conversation of a ticket, over or not; none for one that was never announced."""
         if ticket in self._open:
-            return self._open[ticket][1]
-        return next(talk for talk in reversed(self.log) if talk.ticket == ticket)
+            return [self._open[ticket][1]]
+        return [talk for talk in reversed(self.log) if talk.ticket == ticket][:1]
 
     def _settle(self, node: PrefillNode, talk: Conversation) -> None:
         """What the node does by itself before the next tick."""
@@ -277,9 +284,10 @@ class SimPeers:
         if node.mode is Mode.AUTO and not talk.is_aborted and node.n_sendable(talk):
             self.land(talk, node.n_sendable(talk))
         if talk.is_open and talk.token is None and self._is_token_due(node, talk):
-            token = node.first_token(talk.rid, talk.prompt)
-            talk.token = TokenArrived(talk.ticket, token, -(token % 64) / 64)
-            self.outbox.put(talk.token)
+            sampled = node.first_token(talk.rid, talk.prompt)
+            if sampled is not None:
+                talk.token = TokenArrived(talk.ticket, *sampled)
+                self.outbox.put(talk.token)
         if node.mode is Mode.AUTO and talk.is_aborted:
             self._let_go(talk)
 
@@ -291,7 +299,11 @@ class SimPeers:
         self.outbox.put(report)
 
     def _lose(self, talk: Conversation, name: str) -> None:
-        self.fail(talk, PeerCause.LOST, f"the connection to {name} is lost")
+        """A closed connection fails what is open; what was aborted has ended for us already."""
+        if talk.is_aborted:
+            self._let_go(talk)
+        else:
+            self.fail(talk, PeerCause.LOST, f"the connection to {name} is lost")
 
     def _let_go(self, talk: Conversation) -> None:
         if not talk.has_let_go:

@@ -7,6 +7,7 @@ from attrs import define, field
 
 from kvlift.effects.ports import RankLate
 
+INT64_MIN, INT64_MAX = -(1 << 63), (1 << 63) - 1
 BALLOTS_KEPT = 4
 """No rank can be further ahead than one ballot; a few more are kept for looking at."""
 
@@ -16,18 +17,18 @@ class Mailbox:
     """What N in-process ranks share. Each rank's n-th ballot is reduced with the others' n-th.
 
     `deadline_s` is how long `verdict` waits: 0 fits hosts that tick all ranks on one thread, where
-    a missing ballot cannot come while one waits.
+    a missing ballot cannot come while one waits. `ballot_length` None: the first ballot sets it.
     """
 
     n_ranks: int
     deadline_s: float = 0.0
+    ballot_length: int | None = None
     ballots: list[dict[int, tuple[int, ...]]] = field(init=False)
-    reports: list[bytes | None] = field(init=False)
+    reports: dict[int, dict[int, bytes]] = field(factory=dict)
     changed: threading.Condition = field(factory=threading.Condition)
 
     def __attrs_post_init__(self) -> None:
         self.ballots = [{} for _ in range(self.n_ranks)]
-        self.reports = [None] * self.n_ranks
 
     def late_ranks(self, number: int) -> tuple[int, ...]:
         """The ranks that have not sent the ballot of this number."""
@@ -41,6 +42,9 @@ class SimRanks:
     mailbox: Mailbox
     rank: int
     n_sent: int = 0
+    n_exchanges: int = 0
+    is_ballot_out: bool = False
+    is_closed: bool = False
     last_verdict: tuple[int, ...] | None = None
 
     @property
@@ -49,28 +53,38 @@ class SimRanks:
 
     def send(self, ballot: Sequence[int]) -> None:
         box = self.mailbox
+        if self.is_closed or self.is_ballot_out:
+            reason = "is closed" if self.is_closed else "has not taken its last verdict yet"
+            raise RuntimeError(f"rank {self.rank} cannot send a ballot: it {reason}")
+        if any(not INT64_MIN <= number <= INT64_MAX for number in ballot):
+            raise ValueError("a ballot holds integers of 64 bits, and no larger ones")
         with box.changed:
-            number = self.n_sent + 1
-            others = [sent[number] for sent in box.ballots if number in sent]
-            if others and len(others[0]) != len(ballot):
+            if box.ballot_length is None:
+                box.ballot_length = len(ballot)
+            if len(ballot) != box.ballot_length:
                 raise ValueError(
-                    f"rank {self.rank} sends {len(ballot)} numbers where another sent"
-                    f" {len(others[0])}; give all ranks the same config"
+                    f"rank {self.rank} sends {len(ballot)} numbers where {box.ballot_length} are"
+                    " due; give all ranks the same config"
                 )
+            number = self.n_sent + 1
             box.ballots[self.rank][number] = tuple(ballot)
             box.ballots[self.rank].pop(number - BALLOTS_KEPT, None)
             self.n_sent = number
+            self.is_ballot_out = True
             box.changed.notify_all()
 
     def verdict(self) -> tuple[int, ...]:
         """The MIN, number by number, of every rank's ballot since the last one."""
         box = self.mailbox
+        if not self.is_ballot_out:
+            raise RuntimeError(f"rank {self.rank} has sent no ballot since its last verdict")
         with box.changed:
             box.changed.wait_for(lambda: not box.late_ranks(self.n_sent), box.deadline_s)
             late = box.late_ranks(self.n_sent)
             if late:
                 raise RankLate(late, box.deadline_s)
             sent = [ballots[self.n_sent] for ballots in box.ballots]
+        self.is_ballot_out = False
         self.last_verdict = tuple(min(numbers) for numbers in zip(*sent, strict=True))
         return self.last_verdict
 
@@ -78,16 +92,21 @@ class SimRanks:
         """Every rank's report by rank; empty for one that did not give any before the deadline."""
         box = self.mailbox
         with box.changed:
-            box.reports[self.rank] = report
+            self.n_exchanges += 1
+            box.reports.setdefault(self.n_exchanges, {})[self.rank] = report
+            given = box.reports[self.n_exchanges]
             box.changed.notify_all()
-            box.changed.wait_for(lambda: None not in box.reports, box.deadline_s)
-            return [one or b"" for one in box.reports]
+            box.changed.wait_for(lambda: len(given) == box.n_ranks, box.deadline_s)
+            return [given.get(rank, b"") for rank in range(box.n_ranks)]
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Nothing to give back; a ballot after it is a mistake."""
+        self.is_closed = True
 
 
-def in_process_ranks(n_ranks: int, deadline_s: float = 0.0) -> list[SimRanks]:
+def in_process_ranks(
+    n_ranks: int, deadline_s: float = 0.0, ballot_length: int | None = None
+) -> list[SimRanks]:
     """The ends of one new mailbox, by rank."""
-    mailbox = Mailbox(n_ranks, deadline_s)
+    mailbox = Mailbox(n_ranks, deadline_s, ballot_length)
     return [SimRanks(mailbox, rank) for rank in range(n_ranks)]

@@ -77,7 +77,10 @@ class SimStore:
         self._start_persist(Tier.DEVICE, ticket, run, device_pages)
 
     def forget_all(self) -> None:
+        """Everything is gone at once; what is being written now will not be kept either."""
         self.pages.clear()
+        for operation in self._outstanding:
+            operation.is_void = operation.kind is Kind.PERSIST
         self.calls.add("ForgetStorage")
 
     def landed(self) -> list[Landed]:
@@ -193,6 +196,8 @@ class SimStore:
         return min(n_pages_max, len(operation.values))
 
     def _write(self, operation: Operation) -> int:
+        if operation.is_void:
+            return 0
         pool = self.memory.host if operation.source_tier is Tier.HOST else self.memory.device
         places = operation.sources
         written: set[Content] = set()

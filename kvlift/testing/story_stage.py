@@ -161,9 +161,9 @@ class Stage:
         self.watch.forget()
         self.started()
 
-    def _first_token(self, rid: str, _prompt: object) -> int:
+    def _first_token(self, rid: str, _prompt: object) -> tuple[int, float]:
         prompt = self.prompts.by_name[rid]
-        return prompt.stream.token_at(prompt.prompt.n_tokens)
+        return prompt.stream.token_at(prompt.prompt.n_tokens), -0.5
 
     def _run_round(self) -> None:
         order, self.entered = self.entered, []

@@ -298,6 +298,56 @@ def test_retracted_requests_come_back_and_say_the_same(tmp_path: Path, decoder: 
     assert [rank["leaks"] for rank in ranks] == [0, 0]
 
 
+def test_aborts_flushes_and_lost_storage_on_few_pages_change_no_answer(
+    tmp_path: Path, decoder: Decoder
+) -> None:
+    draw = random.Random(4)
+    crowded = settings(
+        tmp_path / "kv",
+        page_tokens=4,
+        device_pages=24,
+        host_pages=30,
+        n_running_max=3,
+        output_reserved_percent=30,
+        decode_chunk_tokens=5,
+        driver={"decode_reserve_pages": 0, "write": "back", "prefetch": "best_effort"},
+    )
+    answers: list[tuple[Request, Generation]] = []
+    with Cluster(crowded) as cluster:
+        cluster.verify_restored(is_on=True)
+        live: dict[str, tuple[Request, Any]] = {}
+        until_s = time.monotonic() + 8
+        while live or time.monotonic() < until_s:
+            while len(live) < 8 and time.monotonic() < until_s:
+                head = prompt_of(500 + draw.randrange(3), 60)[: draw.randrange(1, 50)]
+                tokens = head + prompt_of(draw.randrange(1 << 30), draw.randrange(15))
+                request = Request(
+                    rid=str(draw.random()), tokens=tokens, sampling=greedy(draw.randrange(1, 30))
+                )
+                live[request.rid] = (request, cluster.submit(request))
+            move = draw.random()
+            if move < 0.1:
+                cluster.run(cluster.engine.abort(draw.choice(list(live))))
+            elif move < 0.15:
+                cluster.flush(draw.choice([["device"], ["device", "host"], ["storage"]]))
+            elif move < 0.18:
+                cluster.switch_storage(is_attached=draw.random() < 0.6)
+            time.sleep(0.02)
+            for rid, (request, future) in list(live.items()):
+                if future.done():
+                    answers.append((request, future.result()))
+                    del live[rid]
+        ranks = settled(cluster)
+    for request, generation in answers:
+        assert generation.finish.kind is not FinishKind.ERROR, generation.finish.message
+        if generation.finish.kind is FinishKind.LENGTH:
+            n_new_tokens = request.sampling.max_new_tokens
+            assert generation.tokens == plain_tokens(decoder, request.tokens, n_new_tokens)
+    assert ranks[0]["retracted"] > 0
+    for rank in ranks:
+        assert (rank["leaks"], rank["pages_wrong"], rank["ballots_per_tick_max"]) == (0, 0, 1)
+
+
 def test_prefill_killed_in_mid_transfer_and_ranks_that_stop(
     tmp_path: Path, decoder: Decoder, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,4 +1,4 @@
-"""Drivers with simulated ports whose journals are kept in memory, and a host that acts by chance."""
+"""Drivers on simulated ports, their journals kept in memory, and a host that acts by chance."""
 
 from random import Random
 
@@ -97,7 +97,7 @@ class JournalWorld:
         for _ in range(n_ticks):
             for rank in self.ranks:
                 rank.clock.advance(TICK_NS)
-            tick = [driver.tick() for driver in self.drivers][0]
+            tick, *_others = [driver.tick() for driver in self.drivers]
             for ready in tick.ready:
                 self.states[ready.rid] = "ready"
             for ended in tick.ended:

@@ -1,10 +1,10 @@
 """One request's life in plain words: what an engineer wants to know is said, and nothing secret."""
 
+from kvlift.core.edges import EDGES
 from kvlift.core.prompt import token_bytes
 from kvlift.core.tier import Tier
 from kvlift.runtime.explain import explain
 from kvlift.runtime.explain_words import ARROWS, WHY_SHRUNK, span
-from kvlift.core.edges import EDGES
 from kvlift.testing.sim_memory import Mode
 from kvlift.testing.sim_operation import Kind
 from tests.runtime.journal_world import JournalWorld, prompt_of
@@ -25,18 +25,18 @@ def test_a_life_from_submission_to_its_end_is_told_in_order() -> None:
     in_storage(world, 16)
     world.live("B", prompt_of(24))
     told = texts(world, "B", rank=1)
+    plan = "pages 0 to 3 from storage, pages 4 to 5 from the prefill node"
     expected = [
         "submitted: 24 tokens in 6 pages of 4; prefill node p; in the cache: 0 pages on the device",
         "storage is asked for pages 0 to 5",
         "on this rank: storage has 4 of 6 pages",
         "all ranks know what storage has: 4 of 6 pages",
-        "admitted: pages 0 to 3 from storage, pages 4 to 5 from the prefill node;"
-        " the prefill node was promised that it need not send the first 4 pages",
+        f"admitted: {plan}; the prefill node was promised that it need not send the first 4 pages",
         "the prefill node is asked for pages 4 to 5",
         "on this rank: the read from storage has ended, 4 of 4 pages are good",
         "on this rank: the restore has ended, 4 pages landed",
         "everything is in place on all ranks",
-        "ready: pages 0 to 3 from storage, pages 4 to 5 from the prefill node",
+        f"ready: {plan}",
         "the host calls run",
         "the host calls finish",
         "ended: done",

@@ -168,7 +168,7 @@ def test_an_automatic_node_sends_pages_and_token_when_it_is_asked(memory: SimMem
     said = peers.landed()
     assert said[0] == PagesArrived(Ticket(1), 2)
     assert isinstance(said[1], TokenArrived)
-    assert said[1].token == token_after(RID, PROMPT)
+    assert (said[1].token, said[1].logprob) == token_after(RID, PROMPT)
     assert memory.device[6:] == VALUES[3:5]
     peers.send_want(Ticket(1), 2, [5], promise=2)
     assert peers.landed() == [PagesArrived(Ticket(1), 3)]

@@ -11,6 +11,8 @@ from kvlift.models.worlds.weather import Climate
 
 A = prompt_of(1, 1, 2, 2, 3, 3, 4, 4)
 B = prompt_of(1, 1, 2, 2, 3, 3, 5)
+SHORT = prompt_of(1, 1, 2)
+OTHER = prompt_of(7, 7, 8)
 
 _PUTS = (
     Put(prompt=A, start=0, stop=1, place=Placed.HOST),
@@ -52,33 +54,33 @@ def restore(*, deep: bool) -> Situation:
 
 
 def hurry(*, deep: bool) -> Situation:
-    """Reads are given up when everything else is here, or at their deadline, and one at a time."""
+    """One read at a time, given up when all else is here (deep: at its deadline)."""
     policy = PrefetchPolicy.DEADLINE if deep else PrefetchPolicy.BEST_EFFORT
     return Situation(
         name="hurry",
         lives=(
-            Life(rid="A", prompt=A, story="pages=4", may_abort=True),
-            Life(rid="C", prompt=prompt_of(7, 7, 8), story="pages=1 tokens=3", may_abort=True),
+            Life(rid="A", prompt=SHORT, story="pages=1 tokens=3", may_abort=True),
+            Life(rid="C", prompt=OTHER, story="pages=1 tokens=3"),
         ),
         policy=Policy(
-            n_device_pages=6,
-            n_host_pages=3,
+            n_device_pages=4,
+            n_host_pages=2,
             write=WritePolicy.NONE,
             persist=Switch.OFF,
             prefetch=policy,
         ),
         limits=Limits(prefetch=policy, prefetches_in_flight_max=1, restores_in_flight_max=1),
-        climate=Climate(has_silence=True, has_pieces=deep),
+        climate=Climate(has_silence=True, has_pieces=False, has_prompt_peer=True),
         preamble=(
-            "world page=2 device=6 host=3\nconfig write=none persist=off "
+            "world page=2 device=4 host=2\nconfig write=none persist=off "
             f"prefetch={policy.value} prefetches_in_flight_max=1 restores_in_flight_max=1"
         ),
-        putting="\nput A[0:2] in storage\nput C[0:1] in storage",
+        putting="\nput A[0:1] in storage\nput C[0:1] in storage",
         puts=(
-            Put(prompt=A, start=0, stop=2, place=Placed.STORAGE),
-            Put(prompt=prompt_of(7, 7), start=0, stop=1, place=Placed.STORAGE),
+            Put(prompt=SHORT, start=0, stop=1, place=Placed.STORAGE),
+            Put(prompt=OTHER, start=0, stop=1, place=Placed.STORAGE),
         ),
-        n_faults=1,
+        n_faults=2 if deep else 1,
         goals=(goals.READY, goals.READ_ON, goals.READ_OVERDUE),
     )
 

@@ -9,7 +9,7 @@ from kvlift.models.worlds.situation import Situation
 from kvlift.models.worlds.stage import Placed, Put
 from kvlift.models.worlds.weather import Climate
 
-A = prompt_of(1, 1, 2, 2, 3, 3)
+A = prompt_of(1, 1, 2, 2, 3)
 B = prompt_of(1, 1, 2, 2, 4)
 
 
@@ -18,22 +18,20 @@ def share(*, deep: bool) -> Situation:
     return Situation(
         name="share",
         lives=(
-            Life(rid="A", prompt=A, story="pages=3", may_abort=True),
+            Life(rid="A", prompt=A, story="pages=2 tokens=5", may_abort=True),
             Life(rid="B", prompt=B, story="from=A[0:2] pages=2 tokens=5", may_abort=True),
         ),
         policy=Policy(n_device_pages=6, n_host_pages=2, write=WritePolicy.NONE, persist=Switch.OFF),
         limits=Limits(),
         climate=Climate(
             has_pieces=False,
+            has_failures=deep,
             has_silence=deep,
-            peer_failures=frozenset({PeerCause.LOST}) if deep else frozenset(),
+            peer_failures=frozenset({PeerCause.LOST}),
         ),
         preamble="world page=2 device=6 host=2\nconfig write=none persist=off",
-        putting="\nput A[0:1] in host\nput A[1:2] in storage",
-        puts=(
-            Put(prompt=A, start=0, stop=1, place=Placed.HOST),
-            Put(prompt=A, start=1, stop=2, place=Placed.STORAGE),
-        ),
+        putting="\nput A[0:1] in storage",
+        puts=(Put(prompt=A, start=0, stop=1, place=Placed.STORAGE),),
         n_faults=1,
         goals=(
             goals.READY,

@@ -85,8 +85,8 @@ def proofs_of(result: DemoResult) -> list[tuple[str, str]]:
     n_failed = sum(numbers.failed for numbers in result.modes.values())
     identical = "yes" if result.tokens_identical else "NO"
     return [
-        ("tokens identical across modes and to a plain forward", identical),
-        ("largest difference of a log-probability", f"{result.logprob_diff_max:.2g}"),
+        ("tokens identical (modes, plain forward)", identical),
+        ("log-probabilities differ at most by", f"{result.logprob_diff_max:.2g}"),
         (
             "restored pages compared with recomputed",
             f"{result.pages_verified}, {result.pages_wrong} wrong, off by {result.kv_diff_max:.2g}",

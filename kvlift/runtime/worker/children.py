@@ -52,6 +52,8 @@ class Child:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             env={**inherited, **own},
+            # Ctrl-C in a terminal goes to a whole group; a child hears of it from the launcher.
+            process_group=0,
         )
         assert self.popen.stdin is not None
         with contextlib.suppress(BrokenPipeError):

@@ -229,7 +229,7 @@ class DecodeEngine:
             case Pending():
                 decoding.stage = Stage.GROWING
             case NoRoom():
-                self._retract_youngest()
+                self._retract_for(decoding)
         return False
 
     def _has_grown(self, grown: Grew) -> None:
@@ -240,14 +240,18 @@ class DecodeEngine:
         if grown.device_pages:
             decoding.pages.extend(grown.device_pages)
         else:
-            self._retract_youngest()
+            self._retract_for(decoding)
 
-    def _retract_youngest(self) -> None:
-        """The oldest running request is never given up for a younger one."""
+    def _retract_for(self, decoding: Decoding) -> None:
+        """Give up the youngest, itself perhaps; never an older one for a younger.
+
+        Waits for one that still computes its KV again: what is retracted counts as computed.
+        """
         running = [each for each in self._running() if each.stage is Stage.RUNNING]
-        if not running:
+        victims = [each for each in running if each.order >= decoding.order]
+        if not all(each.is_whole for each in victims):
             return
-        victim = max(running, key=lambda each: each.order)
+        victim = max(victims, key=lambda each: each.order)
         self.driver.retract(victim.rid, victim.output_bytes)
         self.n_retracted += 1
         victim.stage = Stage.RETRACTED
@@ -271,8 +275,11 @@ class DecodeEngine:
         """What is computed now: every decoding request, or one chunk of one that computes again."""
         rows = []
         for decoding in self._running():
-            start = min(decoding.n_kv, len(decoding.tokens) - 1)
-            stop = min(start + self.chunk_tokens, len(decoding.tokens))
+            n_tokens = len(decoding.tokens)
+            start, stop = n_tokens - 1, n_tokens
+            if not decoding.is_whole:
+                start = decoding.n_kv
+                stop = min(start + self.chunk_tokens, n_tokens - 1)
             if self._has_room(decoding, stop):
                 rows.append(Row(decoding, start, stop))
         # A retraction on the way may have taken a row's pages.

@@ -44,6 +44,11 @@ class Decoding:
         return Rid(self.request.rid)
 
     @property
+    def is_whole(self) -> bool:
+        """All KV is in place but that of the last token, which the next step computes."""
+        return self.n_kv >= len(self.tokens) - 1
+
+    @property
     def n_prompt(self) -> int:
         return len(self.request.tokens)
 
