@@ -15,7 +15,7 @@ from types import UnionType
 from typing import Any, Final, NewType, Union, get_args, get_origin
 
 import attrs
-from attrs import define, evolve, field, frozen
+from attrs import define, evolve, frozen
 
 from kvlift.core.advance import State
 from kvlift.core.agreed import Agreed, Kind, Open, Rates

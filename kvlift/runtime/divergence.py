@@ -40,10 +40,18 @@ def explained(error: RanksDiverged, agreed: Agreed, ranks: Ranks) -> RanksDiverg
         reports = ranks.exchange(report_of(agreed))
     except (RankLate, RankLost) as late:
         return RanksDiverged(error.field, error.tick, str(late))
-    told = [msgspec.json.decode(report, type=dict[str, object]) for report in reports]
-    for name in told[0]:
+    told = [_decoded(report) for report in reports]
+    for name in max(told, key=len):
         values = [report.get(name) for report in told]
         if any(value != values[0] for value in values):
             said = ", ".join(f"rank {rank}: {value}" for rank, value in enumerate(values))
             return RanksDiverged(error.field, error.tick, f"{name} differs ({said})")
     return RanksDiverged(error.field, error.tick, "the ranks' reports are equal")
+
+
+def _decoded(report: bytes) -> dict[str, object]:
+    """A rank that had nothing (readable) to say differs in everything, which is the truth."""
+    try:
+        return msgspec.json.decode(report, type=dict[str, object])
+    except msgspec.DecodeError:
+        return {}

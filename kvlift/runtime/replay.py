@@ -131,6 +131,7 @@ class Replayer:
         storage = Switch.ON if reader.header.has_storage else Switch.OFF
         self.agreed = agreed_at_start(self.policy, storage)
         self._voted = self.agreed
+        self._is_ballot_out = False
 
     def moments(self, upto: int | None = None) -> Iterator[Moment]:
         """Line by line, and no further than the first difference."""
@@ -146,11 +147,11 @@ class Replayer:
                     case TickLine():
                         verdict = self._verdict(line)
                         self._tick(line, verdict)
-                        self._voted = self.agreed
+                        self._vote()
                     case IdleLine(n=n):
                         n_ticks = n if upto is None else min(n, upto - before.tick)
                         self._idle(n_ticks)
-                        self._voted = self.agreed
+                        self._vote()
                     case GrowLine():
                         self._grow(line)
                     case AdoptLine():
@@ -184,12 +185,20 @@ class Replayer:
             judged.compare(line.decided, decision, agreed)
         self.agreed = agreed
 
+    def _vote(self) -> None:
+        """As the driver at the end of a tick."""
+        self._voted = self.agreed
+        is_always = self.config.idle_ballots is Switch.ON
+        self._is_ballot_out = is_always or is_under_way(self.agreed)
+
     def _verdict(self, line: TickLine) -> Verdict | None:
         if line.tick != self.agreed.tick + 1:
             raise self.reader.error(
                 f"tick {line.tick} follows tick {self.agreed.tick}: lines are missing or moved"
             )
         if line.least is None:
+            if self._is_ballot_out:
+                raise Impossible(f"tick {line.tick}: its ballot is missing")
             return None
         n_missing = ballot_length(self.policy) - len(line.least)
         if n_missing < 0:
@@ -209,7 +218,7 @@ class Replayer:
 
     def _check_sizes(self, line: TickLine, least: tuple[int, ...], verdict: Verdict) -> None:
         """No verdict can be about more pages than there are; the core relies on its ranks."""
-        config, tickets = self.config, self.agreed.tickets
+        config, tickets = self.config, self._voted.tickets
         if verdict.device_room > config.device_pages or verdict.host_room > config.host_pages:
             raise self.reader.error("a verdict about more pages than the config has")
         for ticket, seen in verdict.observations:
@@ -231,11 +240,13 @@ class Replayer:
         if not 0 < n_ticks <= TICKS_MAX:
             raise self.reader.error(f"{n_ticks} idle ticks")
         at = self.agreed.tick + 1
+        if self._is_ballot_out:
+            raise Impossible(f"tick {at}: its ballot is missing")
         with Judged(f"tick {at}") as judged:
             agreed, decision = advance_agreed(self.agreed, None, (), self.policy)
             judged.compare(Decided(digest=self.agreed.digest.hex()), decision, agreed)
-            if is_under_way(agreed):
-                raise Impossible(f"tick {at}: the journal calls it idle, but work was under way")
+            if n_ticks > 1 and is_under_way(agreed):
+                raise Impossible(f"tick {at + 1}: its ballot is missing")
         self.agreed = evolve(agreed, tick=agreed.tick + n_ticks - 1)
 
     def _grow(self, line: GrowLine) -> None:

@@ -68,6 +68,12 @@ def assert_as_plain(decoder: Decoder, prompt: Sequence[int], generation: Generat
     assert list(generation.logprobs) == pytest.approx(wanted, abs=LOGPROB_DIFF_MAX)
 
 
+def likeliest(decoder: Decoder, prompt: Sequence[int], tokens: Sequence[int]) -> list[int]:
+    """The likeliest token in the place of each of `tokens`, given those before it."""
+    logits, _ = decoder.plain_forward(torch.tensor([*prompt, *tokens]))
+    return cast("list[int]", logits[len(prompt) - 1 : -1].argmax(dim=-1).tolist())
+
+
 def until(holds: Callable[[], bool], what: str, within_s: float = WAIT_S) -> float:
     """Wait until it holds; the seconds that took."""
     started_s = time.monotonic()

@@ -7,6 +7,7 @@ plain forward says what the tokens must be, whatever happened to the tiers.
 import contextlib
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -28,10 +29,10 @@ from tests.real.harm_world import (
     abort,
     assert_as_plain,
     is_alive,
+    likeliest,
     pids_of,
     prefill_at_rest,
     prompt_of,
-    rank_stats,
     ranks_at_rest,
     request_of,
     run,
@@ -49,7 +50,6 @@ LINK_GBPS = 0.02
 """2.5 MB/s: a long prompt's pages, 3.3 MB of both ranks, are under way for more than a second."""
 
 STORED = [prompt_of(seed, 160) for seed in range(500, 506)]
-TRIES_MAX = 3
 
 
 @pytest.fixture(scope="module")
@@ -106,12 +106,12 @@ def assert_unharmed(
     return generations
 
 
-def store_prompts(cluster: Cluster) -> list[Generation]:
+def store_prompts(cluster: Cluster) -> None:
     """All of STORED are on storage, and there only."""
     play(cluster, STORED, "store")
     ranks_at_rest(cluster)
+    assert len(page_files(cluster)) >= 2 * sum(len(prompt) // PAGE for prompt in STORED)
     cluster.flush(["device", "host"])
-    return []
 
 
 # -- the prefill process --------------------------------------------------------------------------
@@ -138,18 +138,18 @@ def test_a_prefill_process_killed_in_mid_transfer_ends_what_needs_it_and_nothing
     until(lambda: min(n_bytes_received()) > n_under_way, "pages under way")
     assert max(n_bytes_received()) < whole
     assert not any(each.done() for each in cut)
-    address = f"ipc://{Path(cluster.engine.ranks[0].address.removeprefix('ipc://')).parent}"
+    prefill_stats = cluster.stats()["prefill"]
     os.kill(cluster.prefill.pid, signal.SIGKILL)
     for each in cut:
         finish = each.result(WAIT_S).finish
         assert finish.kind is FinishKind.ERROR
         assert finish.retryable
         assert finish.status == 503
-        assert f"prefill node {address}" in finish.message
+        assert f"prefill node {prefill_stats['address']}" in finish.message
     # Its prompt is here, so it goes on as if nothing had happened.
     assert decoding.finish.result(WAIT_S).kind is FinishKind.LENGTH
     assert len(decoding.tokens) == 400
-    assert_decoded(decoder, short, decoding.tokens)
+    assert likeliest(decoder, short, decoding.tokens) == decoding.tokens
     alone = run(cluster, "while-it-is-gone", prompt_of(5, 40)).finish
     assert (alone.kind, alone.retryable) == (FinishKind.ERROR, True)
     ranks_at_rest(cluster)
@@ -162,13 +162,6 @@ def n_pages_of(prompt: Sequence[int]) -> int:
     return -(-len(prompt) // PAGE)
 
 
-def assert_decoded(decoder: Decoder, prompt: Sequence[int], tokens: Sequence[int]) -> None:
-    import torch
-
-    logits, _ = decoder.plain_forward(torch.tensor([*prompt, *tokens]))
-    assert logits[len(prompt) - 1 : -1].argmax(dim=-1).tolist() == list(tokens)
-
-
 # -- storage --------------------------------------------------------------------------------------
 
 
@@ -176,9 +169,7 @@ def test_stored_pages_that_are_truncated_or_have_a_changed_bit_are_computed_agai
     cluster: Cluster, decoder: Decoder
 ) -> None:
     store_prompts(cluster)
-    files = page_files(cluster)
-    assert len(files) >= 2 * sum(len(prompt) // PAGE for prompt in STORED)
-    draw = random.Random(7)
+    files, draw = page_files(cluster), random.Random(7)
     for path in draw.sample(files, len(files) // 8):
         harm = draw.choice((truncate, flip_a_bit, empty, grow))
         harm(path, draw)
@@ -216,7 +207,7 @@ def flip_a_bit(path: Path, draw: random.Random) -> None:
 
 
 def test_a_storage_folder_that_goes_away_under_way_fails_nobody(
-    cluster: Cluster, decoder: Decoder
+    cluster: Cluster, decoder: Decoder, capfd: pytest.CaptureFixture[str]
 ) -> None:
     store_prompts(cluster)
     folder, away = folder_of(cluster), folder_of(cluster).with_name("away")
@@ -224,67 +215,86 @@ def test_a_storage_folder_that_goes_away_under_way_fails_nobody(
 
     def come_and_go() -> None:
         while not is_over.wait(0.03):
-            folder.rename(away)
-            folder.write_text("a file where the folder was")
-            is_over.wait(0.03)
-            folder.unlink()
-            away.rename(folder)
+            with a_file_in_place_of(folder, away):
+                is_over.wait(0.03)
 
     wind = threading.Thread(target=come_and_go)
     wind.start()
     try:
-        for turn in range(4):
+        for turn in range(3):
             assert_unharmed(cluster, decoder, STORED, f"windy-{turn}")
             cluster.flush(["device", "host"])
     finally:
         is_over.set()
         wind.join()
-    shutil.rmtree(folder)
-    folder.write_text("a file where the folder was")
-    lost = assert_unharmed(cluster, decoder, STORED, "no-folder")
+    with a_file_in_place_of(folder, away):
+        lost = assert_unharmed(cluster, decoder, STORED, "no-folder")
     assert sum(each.cached.storage for each in lost) == 0
-    folder.unlink()
+    assert "ENOTDIR" in capfd.readouterr().err
     cluster.flush(["device", "host"])
-    assert_unharmed(cluster, decoder, STORED, "empty-folder")
+    back = assert_unharmed(cluster, decoder, STORED, "folder-is-back")
+    assert sum(each.cached.storage for each in back) > 0
+
+
+@contextlib.contextmanager
+def a_file_in_place_of(folder: Path, away: Path) -> Iterator[None]:
+    folder.rename(away)
+    folder.write_text("a file where the folder was")
+    try:
+        yield
+    finally:
+        folder.unlink()
+        away.rename(folder)
 
 
 def test_a_storage_that_is_full_and_then_read_only_fails_nobody(
-    cluster: Cluster, decoder: Decoder
+    cluster: Cluster, decoder: Decoder, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The disk is mounted over the folder of running stores, as a machine does that lost one."""
-    with small_disk(folder_of(cluster).parent.parent / "small", 8) as disk:
-        folder, aside = folder_of(cluster), folder_of(cluster).with_name("aside")
-        if folder.exists():
-            folder.rename(aside)
-        (disk / "kv").mkdir(mode=0o700)
+    store_prompts(cluster)
+    fresh = [prompt_of(seed, 200) for seed in range(30, 34)]
+    with on_a_small_disk(folder_of(cluster)) as disk:
+        fill_up(disk)
+        assert_unharmed(cluster, decoder, [*STORED, *fresh], "full")
+        cluster.flush(["device", "host"])
+        found = assert_unharmed(cluster, decoder, [*STORED, *fresh], "full-again")
+        assert sum(each.cached.storage for each in found[: len(STORED)]) > 0
+        assert n_bytes_free(disk) < 1 << 16, "the disk was full all the time"
+        assert "ENOSPC" in capfd.readouterr().err
+        (disk / "ballast").unlink()
+        subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+        cluster.flush(["device", "host", "storage"])
+        # Not even forgetting works on it, and what is still there is still true.
+        assert_unharmed(cluster, decoder, [*STORED, *fresh, prompt_of(21, 90)], "read-only")
+        assert "EROFS" in capfd.readouterr().err
+
+
+@contextlib.contextmanager
+def on_a_small_disk(folder: Path) -> Iterator[Path]:
+    """Move a folder in use to a file system of its own, and back to its old contents."""
+    aside = folder.with_name("aside")
+    with small_disk(folder.parent / "small", 48) as disk:
+        shutil.copytree(folder, disk / "kv")
+        (disk / "kv").chmod(0o700)
+        folder.rename(aside)
         folder.symlink_to(disk / "kv", target_is_directory=True)
         try:
-            fill_up(cluster, decoder, disk)
-            remounted = subprocess.run(
-                ["mount", "-o", "remount,ro", str(disk)], check=False, capture_output=True
-            )
-            assert remounted.returncode == 0, remounted.stderr
-            cluster.flush(["device", "host", "storage"])
-            assert_unharmed(cluster, decoder, [*STORED, prompt_of(21, 90)], "read-only")
-            subprocess.run(["mount", "-o", "remount,rw", str(disk)], check=True)
+            yield disk
         finally:
             folder.unlink()
-            if aside.exists():
-                aside.rename(folder)
+            aside.rename(folder)
 
 
-def fill_up(cluster: Cluster, decoder: Decoder, disk: Path) -> None:
-    """Room for one more page at most, then requests with new and with stored prefixes."""
-    with (disk / "ballast").open("wb") as ballast, contextlib.suppress(OSError):
-        while True:
-            ballast.write(bytes(1 << 16))
-            ballast.flush()
-    fresh = [prompt_of(seed, 200) for seed in range(30, 34)]
-    assert_unharmed(cluster, decoder, fresh, "full")
-    cluster.flush(["device", "host"])
-    assert_unharmed(cluster, decoder, fresh, "full-again")
+def fill_up(disk: Path) -> None:
+    with (disk / "ballast").open("wb", buffering=0) as ballast:
+        for size_bytes in (1 << 16, 1 << 12):
+            with contextlib.suppress(OSError):
+                while True:
+                    ballast.write(bytes(size_bytes))
+
+
+def n_bytes_free(disk: Path) -> int:
     facts = os.statvfs(disk)
-    assert facts.f_bavail * facts.f_frsize < 1 << 16, "the disk was full all the time"
+    return facts.f_bavail * facts.f_frsize
 
 
 # -- aborts ---------------------------------------------------------------------------------------
@@ -349,7 +359,8 @@ def test_a_stopped_rank_is_named_by_the_others_and_the_group_ends_and_starts_aga
     until(lambda: not is_alive(pids[other]), "the other rank has ended by itself", 3 * DEADLINE_S)
     with pytest.raises(EngineDownError, match=f"rank {victim} is late"):
         run(cluster, f"refused-{victim}", prompt)
-    assert f"rank {other}: RankLate: rank {victim} is late" in capfd.readouterr().err
+    told = capfd.readouterr().err
+    assert re.search(rf"^rank {other}: RankLate: .*rank {victim} is late", told, re.MULTILINE)
     cluster.restart_decode()
     assert not any(is_alive(pid) for pid in pids)
     assert not set(pids) & set(pids_of(cluster))

@@ -149,7 +149,7 @@ def test_an_unknown_request_has_no_life() -> None:
 
 def test_neither_tokens_nor_the_first_token_are_told() -> None:
     world = JournalWorld()
-    world.node.first_token = lambda _rid, _prompt: 77_777_777
+    world.node.first_token = lambda _rid, _prompt: (77_777_777, -0.5)
     world.live("A", prompt_of(16, 55_555_000))
     told = " ".join(texts(world, "A"))
     assert "77777777" not in told

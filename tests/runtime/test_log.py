@@ -84,7 +84,7 @@ def test_a_fault_of_a_port_is_an_error_without_the_prompt(
 
 def test_tokens_are_never_logged(caplog: pytest.LogCaptureFixture) -> None:
     world = logged(caplog, logging.DEBUG)
-    world.node.first_token = lambda _rid, _prompt: 77_777_777
+    world.node.first_token = lambda _rid, _prompt: (77_777_777, -0.5)
     world.live("A", prompt_of(16, 55_555_000), 3)
     text = "\n".join(messages(caplog))
     assert "77777777" not in text

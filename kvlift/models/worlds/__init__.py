@@ -5,6 +5,16 @@ from types import MappingProxyType
 from typing import Any, Final, Protocol
 
 from kvlift.models.claim import World
+from kvlift.models.worlds.budget import budget
+from kvlift.models.worlds.claims import CALM_SHARE
+from kvlift.models.worlds.mirror import back, mirror
+from kvlift.models.worlds.peer import peer, widen
+from kvlift.models.worlds.ranks import ranks
+from kvlift.models.worlds.restore import calm, hurry, restore
+from kvlift.models.worlds.retract import retract
+from kvlift.models.worlds.share import share
+
+__all__ = ["CALM_SHARE", "WORLDS", "WorldFactory"]
 
 
 class WorldFactory(Protocol):
@@ -16,9 +26,18 @@ class WorldFactory(Protocol):
     def __call__(self, *, deep: bool) -> World[Any]: ...
 
 
-WORLDS: Final[Mapping[str, WorldFactory]] = MappingProxyType({})
-
-CALM_SHARE: Final = "calm requests end well and use the cache"
-"""The name of the `Share` that calm worlds (no fault, abort or deadline) claim: of all requests in
-their last states those that ended well and took pages from the cache. A core that is safe because
-it never uses the cache shows up here."""
+WORLDS: Final[Mapping[str, WorldFactory]] = MappingProxyType(
+    {
+        "restore": restore,
+        "ranks": ranks,
+        "share": share,
+        "peer": peer,
+        "widen": widen,
+        "budget": budget,
+        "mirror": mirror,
+        "back": back,
+        "retract": retract,
+        "hurry": hurry,
+        "calm": calm,
+    }
+)

@@ -9,7 +9,7 @@ from kvlift.models.worlds.weather import Climate
 
 
 def budget(*, deep: bool) -> Situation:
-    """Three requests, four device pages: no deadlock, and an overtaken head of line gets its turn."""
+    """Three requests, four device pages: no deadlock, and who is overtaken gets a turn."""
     return Situation(
         name="budget",
         lives=(

@@ -1,4 +1,4 @@
-"""What every world claims of its states: the invariants, the ghost's own checks, and the endings."""
+"""What every world claims: the invariants, the ghost's own checks, and how it all ends."""
 
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from kvlift.models.worlds.situation import Goal, Situation
 
 CALM_SHARE: Final = "calm requests end well and use the cache"
+"""The name of the `Share` that calm worlds (no fault, abort or deadline) claim: of all requests in
+their last states those that ended well and took pages from the cache. A core that is safe because
+it never uses the cache shows up here."""
 
 Holds = Callable[[Now], bool]
 

@@ -127,8 +127,8 @@ class HostPage:
 
 @frozen(kw_only=True)
 class Rank:
-    """`expired`: tickets whose deadline has passed, not heard of yet. `echoes`: reports that will be
-    delivered a second time. `stored`: what this rank's storage really has."""
+    """`expired`: tickets whose deadline has passed, not heard of yet. `echoes`: reports that will
+    be delivered a second time. `stored`: what this rank's storage really has."""
 
     local: Local
     operations: tuple[Operation, ...] = ()

@@ -86,7 +86,9 @@ PARTIAL_PAGE: Final = Goal(name="a partial page is safe on the host", is_reached
     isinstance(r.phase, Retracted | Resuming) and r.phase.tail_host is not None
     and r.phase.tail_copy is None for r in a.requests.values()))  # fmt: skip
 
-HANDED_OVER: Final = Goal(name="a follower takes a flight over", arrow=(Filling, HandedOver, Filling))
+HANDED_OVER: Final = Goal(
+    name="a follower takes a flight over", arrow=(Filling, HandedOver, Filling)
+)
 LEADER_LOST: Final = Goal(name="a follower loses its leader", arrow=(Filling, LeaderLost, Filling))
 SHARED: Final = Goal(name="a follower gets what was shared", arrow=(Filling, SharedCame, Filling))
 READ_SHORT: Final = Goal(name="a read comes up short", arrow=(Filling, ReadShort, Filling))

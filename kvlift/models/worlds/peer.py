@@ -9,26 +9,46 @@ from kvlift.models.worlds.situation import Situation
 from kvlift.models.worlds.stage import Placed, Put
 from kvlift.models.worlds.weather import Climate
 
-A = prompt_of(1, 1, 2, 2, 3)
+A = prompt_of(1, 1, 2)
+B = prompt_of(1, 1, 2, 2)
+
+_ALL = frozenset({PeerCause.GONE, PeerCause.LOST})
 
 
 def peer(*, deep: bool) -> Situation:
     """Two lives of one name, a tight device: late writes must find pages that are still theirs."""
     return Situation(
         name="peer",
-        lives=(
-            Life(rid="A", prompt=A, story="pages=2 tokens=5", n_lives=2, may_abort=True),
-        ),
-        policy=Policy(n_device_pages=4, n_host_pages=1, write=WritePolicy.NONE, persist=Switch.OFF),
+        lives=(Life(rid="A", prompt=A, story="pages=1 tokens=3", n_lives=2, may_abort=True),),
+        policy=Policy(n_device_pages=3, n_host_pages=0, write=WritePolicy.NONE, persist=Switch.OFF),
         limits=Limits(),
-        climate=Climate(
-            has_silence=True,
-            has_pieces=True,
-            peer_failures=frozenset({PeerCause.GONE, PeerCause.LOST}),
+        climate=Climate(has_silence=True, has_failures=False, peer_failures=_ALL),
+        preamble="world page=2 device=3 host=0\nconfig write=none persist=off",
+        n_faults=3 if deep else 2,
+        storage=Switch.OFF,
+        goals=(
+            goals.READY,
+            goals.DRAINS,
+            goals.QUARANTINE,
+            goals.LATE,
+            goals.CLOSED,
+            goals.WAITS,
+            goals.PEER_FAILS,
         ),
-        preamble="world page=2 device=4 host=1\nconfig write=none persist=off",
+    )
+
+
+def widen(*, deep: bool) -> Situation:
+    """A copy fails, the peer is asked for more, and has ended the lease or is silent."""
+    return Situation(
+        name="widen",
+        lives=(Life(rid="A", prompt=B, story="pages=2", may_abort=True),),
+        policy=Policy(n_device_pages=2, n_host_pages=1, write=WritePolicy.NONE, persist=Switch.OFF),
+        limits=Limits(),
+        climate=Climate(has_silence=True, has_pieces=deep, peer_failures=_ALL),
+        preamble="world page=2 device=2 host=1\nconfig write=none persist=off",
         putting="\nput A[0:1] in host",
-        puts=(Put(prompt=A, start=0, stop=1, place=Placed.HOST),),
+        puts=(Put(prompt=B, start=0, stop=1, place=Placed.HOST),),
         n_faults=3 if deep else 2,
         storage=Switch.OFF,
         goals=(
@@ -36,9 +56,6 @@ def peer(*, deep: bool) -> Situation:
             goals.DRAINS,
             goals.WIDENS,
             goals.QUARANTINE,
-            goals.LATE,
-            goals.CLOSED,
-            goals.WAITS,
             goals.PEER_FAILS,
             goals.PEER_LEFT_EARLY,
         ),

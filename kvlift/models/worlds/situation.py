@@ -40,10 +40,11 @@ class Goal:
 
 @define(eq=False)
 class Situation:
-    """One world. `preamble` and `putting` are the story's lines before and after its prompts. `others`: what the host may do beside its requests, each for one fault.
+    """One world.
 
-    `openings`: what is put in place beside `puts`, one initial state each. `n_together`: how much
-    can happen between two ticks.
+    `preamble` and `putting` are the lines of its story before and after the prompts. `openings`:
+    what is put in place beside `puts`, one initial state each. `n_together`: how much can happen
+    between two ticks. `others`: what the host may do beside its requests, each for one fault.
     """
 
     name: str

@@ -59,7 +59,7 @@ class Now(NamedTuple):
     """A state of a world. Numbers of: agreed state, ballot on its way (-1: none), and ranks.
 
     `script`: where the host stands with each request. `calls`: what it has said since the last
-    tick. `faults`: what is left of the budget. `n_events`: what has happened since the last tick."""
+    tick. `faults`: what is left of the budget. `n_events`: what happened since the last tick."""
 
     agreed: int
     ballot: int
@@ -381,7 +381,7 @@ class Stage:
 def _knows(naming: Naming, rank: Rank) -> bool:
     """Whether the agreed state still speaks of everything that moves on this rank."""
     known = naming.names[Name.TICKET]
-    tickets = [one.ticket for one in (*rank.operations, *rank.talks)]
+    tickets = [one.ticket for one in rank.operations] + [talk.ticket for talk in rank.talks]
     return not rank.echoes and all(ticket in known for ticket in tickets)
 
 
@@ -430,5 +430,3 @@ def _is_true(agreed: Agreed, bench: Bench) -> bool:
             return False
         todo = waiting
     return True
-
-

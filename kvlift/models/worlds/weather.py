@@ -26,8 +26,8 @@ from kvlift.core.landed import (
     TokenArrived,
 )
 from kvlift.models.worlds.ghost import (
-    Doing,
     DevicePage,
+    Doing,
     HostPage,
     Operation,
     Rank,
@@ -131,7 +131,12 @@ def events(rank: Rank, number: int, climate: Climate) -> Iterator[Event]:
 
 def _of_operation(rank: Rank, one: Operation, number: int, climate: Climate) -> Iterator[Event]:
     where = f"rank={number}"
-    if one.doing in (Doing.LOOKUP, Doing.READ) and not one.is_silent and not one.is_cancelled and climate.has_silence:
+    if (
+        one.doing in (Doing.LOOKUP, Doing.READ)
+        and not one.is_silent
+        and not one.is_cancelled
+        and climate.has_silence
+    ):
         silent = with_operation(rank, one, evolve(one, is_silent=True))
         yield Event(label=f"# storage may never answer {{name}} any more, {where}",
                     ticket=one.ticket, after=silent, cost=1)  # fmt: skip
@@ -191,7 +196,9 @@ def _of_talk(rank: Rank, talk: Talk, number: int, climate: Climate) -> Iterator[
         yield event("land peer {name} pages=1", piece, None, cost)
     if not talk.is_silent and climate.has_silence:
         silent = evolve(talk, is_silent=True)
-        yield event("# the prefill node may never send anything for {name} any more,", silent, None, 1)
+        yield event(
+            "# the prefill node may never send anything for {name} any more,", silent, None, 1
+        )
     if talk.is_aborted:
         yield event("ack peer {name}", evolve(talk, has_let_go=True), fair)
     if talk.is_closing:
@@ -212,8 +219,8 @@ def _arrived(rank: Rank, before: Talk, after: Talk) -> Rank:
 
 
 def _of_clock(rank: Rank, number: int, climate: Climate) -> Iterator[Event]:
-    """Where nothing comes any more a deadline passes in the end: the ranks' clocks differ, and so do
-    the beginnings, so any single one may be first. What waits for its turn may also run late."""
+    """Where nothing comes any more a deadline passes in the end: the ranks' clocks differ, and so
+    do the beginnings, so any one may be first. What waits for its turn may also run late."""
     silent = [one.ticket for one in rank.operations if one.is_silent and one.landed is None]
     silent += [talk.ticket for talk in rank.talks if talk.is_silent and not talk.has_let_go]
     silent += [token for hold, token in rank.local.token_by_hold.items() if hold in silent]
