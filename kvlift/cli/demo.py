@@ -171,11 +171,8 @@ def _sentences() -> Iterator[None]:
 
     try:
         yield
-    except (DemoRefused, ClusterRefusedError, ModelRefusedError) as error:
+    except (DemoRefused, ClusterRefusedError, ModelRefusedError, EngineDownError) as error:
         fail(str(error))
-    except EngineDownError as error:
-        say(f"does not hold: {error}")
-        end(holds=False)
 
 
 def _played(wanted: Wanted, folder: Path) -> "tuple[DemoResult, Path]":

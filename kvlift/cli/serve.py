@@ -109,6 +109,8 @@ async def _served(cluster: "Cluster", listening: socket.socket, address: str) ->
         # Clients that wait are answered with the reason before the server ends.
         return cluster.fault or "the HTTP server has ended"
     finally:
+        # Nobody is cut off without a word, and nothing keeps the server from ending.
+        cluster.engine.end_all(cluster.fault or "the worker is being ended")
         server.should_exit = True
         await serving
 

@@ -105,15 +105,18 @@ class Desk:
                 self.started.append(effect)
             case SendWant():
                 self._order_want(effect)
+            case SendCommitted(ticket=ticket):
+                self.leaving.append(ticket)
+                self.started.append(effect)
             case SendAborted(ticket=ticket):
                 self._order_abort(ticket)
+                self.leaving.append(ticket)
                 self.started.append(effect)
             case (
                 TakeDevice()
                 | FreeDevice()
                 | TakeHost()
                 | FreeHost()
-                | SendCommitted()
                 | ClosePeer()
                 | ForgetStorage()
             ):
@@ -122,13 +125,15 @@ class Desk:
                 assert_never(effect)
 
     def close(self, ticket: Ticket) -> None:
-        """Nobody asks about this ticket any more."""
-        watch = self.watches.pop(ticket, None)
+        """Nobody asks about this ticket any more.
+
+        What a peer has said stays until its request is committed or aborted: a request may go on
+        with its first token when its peer is gone, on the pages that another one brings."""
+        self.watches.pop(ticket, None)
         self.chains.pop(ticket, None)
         self.token_by_hold.pop(ticket, None)
         if ticket in self.dismissed:
             self.dismissed.remove(ticket)
-        if watch is not None and watch.kind is Kind.HOLD:
             self.leaving.append(ticket)
 
     def _watch(self, ticket: Ticket, kind: Kind, n_pages: int, timeout_ms: int | None) -> None:
@@ -225,7 +230,7 @@ class Desk:
     # Peers.
 
     def _order_want(self, effect: SendWant) -> None:
-        """The transfer's deadline starts again at each widening; the token's at the first want."""
+        """The deadlines of the transfer and of the token start again at each widening."""
         hold = self.watches[effect.ticket]
         n_pages = hold.n_pages + len(effect.device)
         is_waiting = n_pages > hold.progress
@@ -241,7 +246,22 @@ class Desk:
             self._watch(effect.token, Kind.TOKEN, 0, self.limits.transfer_deadline_ms)
             if effect.ticket in self.tokens:
                 self.token_came(effect.ticket)
+        self.peer_moves(effect.ticket)
         self.started.append(effect)
+
+    def peer_moves(self, hold: Ticket) -> None:
+        """The peer is asked for more, or gives: it has its whole time for the token again."""
+        ticket = self.token_by_hold.get(hold)
+        watch = None if ticket is None else self.watches.get(ticket)
+        if ticket is not None and watch is not None and not watch.has_ended:
+            self.watches[ticket] = Watch(
+                kind=watch.kind,
+                n_pages=watch.n_pages,
+                ceiling=watch.ceiling,
+                since_ns=self.now_ns,
+                timeout_ms=watch.timeout_ms,
+                begun_ns=watch.begun_ns,
+            )
 
     def token_came(self, hold: Ticket) -> None:
         """The token under this conversation is here and awaited."""

@@ -81,7 +81,7 @@ def from_filling(phase: Filling, event: Event) -> Step:
             return _with_lease(phase, lease), ()
         case LeaderLost():
             return _cut(evolve(phase, follow=None), phase.lease.n_shared)
-        case HandedOver():
+        case HandedOver() if phase.peer_gone is None:
             return _handed_over(phase, event)
         case Widened(spans=spans, promise=promise):
             plan = evolve(phase.plan, promise=promise)
@@ -272,8 +272,7 @@ def _handed_over(phase: Filling, event: HandedOver) -> Step:
         storage=event.storage,
     )
     doomed, deeds = _cut(evolve(phase, follow=None), event.storage)
-    if not isinstance(doomed, Filling):
-        return doomed, deeds
+    assert isinstance(doomed, Filling)  # its own peer is there for what this flight does not bring
     return evolve(
         doomed,
         plan=evolve(doomed.plan, bounds=bounds),

@@ -21,7 +21,7 @@ from kvlift.core.prompt import Prompt
 
 @frozen
 class PageRun:
-    """Places of pages in a prompt; the port derives their keys (`effects.keyring`), off the tick."""
+    """Places of pages in a prompt; the port derives their keys (`keyring`), off the tick."""
 
     prompt: Prompt
     positions: tuple[int, ...]
@@ -77,7 +77,7 @@ class Store(Protocol):
 
 
 class Peers(Protocol):
-    """The wire to the prefill nodes. One ticket is one request's whole conversation with its peer."""
+    """The wire to the prefill nodes. One ticket is a request's whole conversation with its peer."""
 
     def send_hold(
         self, ticket: Ticket, rid: Rid, attempt: Attempt, peer: str, prompt: Prompt

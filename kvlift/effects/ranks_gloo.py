@@ -10,6 +10,7 @@ with a running operation cannot be aborted or destroyed, see `_abandon`).
 """
 
 import atexit
+import socket
 import threading
 import time
 from collections.abc import Sequence
@@ -40,10 +41,17 @@ class _Reduces(Protocol):
 def open_store(host: str = "127.0.0.1", port: int = 0, timeout_s: float = 30.0) -> dist.TCPStore:
     """The launcher's store; keep it open as long as the ranks live. Port 0: see `.port` after.
 
-    The store knows no secrets and trusts who can reach it: bind it to an address of the group.
+    The store knows no secrets and trusts who can reach it, so it listens on `host` alone: left to
+    itself, torch would listen on every address of the machine, whatever host it is told.
     """
+    listening = socket.create_server((host, port))
     return dist.TCPStore(
-        host, port, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=timeout_s)
+        host,
+        listening.getsockname()[1],
+        is_master=True,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=timeout_s),
+        master_listen_fd=listening.detach(),
     )
 
 

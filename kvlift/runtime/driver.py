@@ -101,7 +101,10 @@ class Driver:
         self._inbox.call(rid, "finish", Finish(Rid(rid), output))
 
     def retract(self, rid: str, output: bytes) -> None:
-        """Give a running request up; `output` as in `finish`. Always succeeds."""
+        """Give a running request up; `output` as in `finish`. Always succeeds.
+
+        The KV of every token but the last must have been computed: a request that `needs_prefill`
+        may be retracted again only after that."""
         self._inbox.call(rid, "retract", Retract(Rid(rid), output))
 
     def resume(self, rid: str) -> None:
@@ -190,7 +193,14 @@ class Driver:
         self._observer.ticked(state, now_ns, reports, least, calls, outcome.decision)
         half.run_ordered(state.local, outcome.starts)
         self._vote()
-        tick = tick_of(state, before, outcome.decision, half.device, is_busy=self._is_ballot_out)
+        tick = tick_of(
+            state,
+            before,
+            outcome.decision,
+            half.device,
+            is_busy=self._is_ballot_out,
+            first_token=self._policy.first_token,
+        )
         for ended in tick.ended:
             self._inbox.has_ended(ended.rid)
         self._observer.told(self.state, tick)

@@ -14,6 +14,7 @@ from kvlift.core.notice import (
     WasRetracted,
 )
 from kvlift.core.phase import Outcome
+from kvlift.core.policy import Switch
 from kvlift.effects.pages import PageTable
 from kvlift.runtime.tick import Ended, Grew, Ready, Refused, Shrunk, Tick
 
@@ -38,9 +39,17 @@ def reason_of(notice: HasEnded, local: Local) -> str:
 
 
 def tick_of(
-    state: State, before: Local, decision: Decision, device: PageTable, *, is_busy: bool
+    state: State,
+    before: Local,
+    decision: Decision,
+    device: PageTable,
+    *,
+    is_busy: bool,
+    first_token: Switch = Switch.ON,
 ) -> Tick:
-    """The host's view of one decision. `before`: what peers had said until this tick."""
+    """The host's view of one decision. `before`: what peers had said until this tick.
+
+    With `first_token` off no rank tells a token that nobody waited for: some may not have it yet."""
     ready: list[Ready] = []
     ended: list[Ended] = []
     shrunk: list[Shrunk] = []
@@ -50,7 +59,7 @@ def tick_of(
     for notice in decision.notices:
         match notice:
             case BecameReady():
-                ready.append(_ready(notice, before, device))
+                ready.append(_ready(notice, before, device, first_token))
             case HasEnded(rid=rid, outcome=outcome):
                 ended.append(
                     Ended(
@@ -82,8 +91,10 @@ def tick_of(
     )
 
 
-def _ready(notice: BecameReady, before: Local, device: PageTable) -> Ready:
-    token, logprob = before.tokens.get(notice.hold, (None, None))
+def _ready(notice: BecameReady, before: Local, device: PageTable, first_token: Switch) -> Ready:
+    token, logprob = None, None
+    if first_token is Switch.ON:
+        token, logprob = before.tokens.get(notice.hold, (None, None))
     return Ready(
         rid=notice.rid,
         device_pages=tuple(device.resolve(notice.pages)),

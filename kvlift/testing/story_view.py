@@ -7,11 +7,13 @@ from attrs import asdict, frozen
 from kvlift.core.counts import Counts
 from kvlift.core.descent import Mirroring, Persisting
 from kvlift.core.ids import Attempt, Ticket
+from kvlift.core.index import ROOT, Index, Segment
 from kvlift.core.policy import Switch
 from kvlift.core.prompt import Prompt
 from kvlift.effects.pages import PageTable
 from kvlift.runtime.driver import Driver
 from kvlift.runtime.snapshot import RequestView, Snapshot
+from kvlift.testing.sim_memory import PageValue
 from kvlift.testing.story_inside import inside_of
 from kvlift.testing.watch import RankFacts, TierFacts
 
@@ -86,14 +88,36 @@ def _words(request: RequestView) -> frozenset[str]:
 
 def _facts(driver: Driver, snapshot: Snapshot) -> RankFacts:
     inside = inside_of(driver)
+    index = driver.state.agreed.index
+    device: dict[int, PageValue] = {}
+    host: dict[int, PageValue] = {}
+    for segment in index.segments.values():
+        values = _values(index, segment)
+        device.update(zip(segment.device or (), values, strict=False))
+        host.update(zip(segment.host or (), values, strict=False))
     return RankFacts(
-        device=_tier(inside.device, inside.n_device_aside, snapshot.device),
-        host=_tier(inside.host, inside.n_host_aside, snapshot.host),
+        device=_tier(inside.device, inside.n_device_aside, snapshot.device, device),
+        host=_tier(inside.host, inside.n_host_aside, snapshot.host, host),
         open_tickets=frozenset(driver.state.agreed.tickets),
     )
 
 
-def _tier(table: PageTable, n_aside: int, counts: Counts) -> TierFacts:
+def _values(index: Index, segment: Segment) -> list[PageValue]:
+    """What the pages of a segment hold: all tokens from the root of the tree to each page's end."""
+    size = len(segment.tokens) // segment.n_pages
+    before, above = b"", segment
+    while above.parent != ROOT:
+        above = index.segments[above.parent]
+        before = above.tokens + before
+    return [
+        PageValue(segment.namespace, before + segment.tokens[: size * (page + 1)])
+        for page in range(segment.n_pages)
+    ]
+
+
+def _tier(
+    table: PageTable, n_aside: int, counts: Counts, by_handle: Mapping[int, PageValue]
+) -> TierFacts:
     used = table.live()
     return TierFacts(
         capacity=table.n_pages,
@@ -101,6 +125,7 @@ def _tier(table: PageTable, n_aside: int, counts: Counts) -> TierFacts:
         n_aside=min(n_aside, table.n_pages - len(used)),
         free_pages=table.free_pages(),
         used_pages=used,
+        cached={used[handle]: value for handle, value in by_handle.items() if handle in used},
     )
 
 

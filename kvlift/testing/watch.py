@@ -11,7 +11,7 @@ from attrs import define, field, frozen
 
 from kvlift.core.ids import Ticket
 from kvlift.core.tier import Tier
-from kvlift.testing.sim_memory import SimMemory
+from kvlift.testing.sim_memory import Content, PageValue, SimMemory
 from kvlift.testing.sim_rank import SimRank
 from kvlift.testing.story_host import HostRequest
 
@@ -22,7 +22,8 @@ PARTS = ("free", "cached", "owned", "reserved", "draining")
 class TierFacts:
     """One tier of one rank: counts by part, and the physical page of every page that is in use.
 
-    `n_aside` of the owned pages have no physical page: somebody outside has them.
+    `n_aside` of the owned pages have no physical page: somebody outside has them. `cached` says
+    what the pages of the index must hold, by physical page.
     """
 
     capacity: int
@@ -30,6 +31,7 @@ class TierFacts:
     n_aside: int = 0
     free_pages: frozenset[int]
     used_pages: Mapping[int, int]
+    cached: Mapping[int, PageValue] = field(factory=dict)
 
 
 @frozen(kw_only=True)
@@ -68,6 +70,8 @@ class Watch:
                 *_flights(rank, said),
                 *_tables(number, said, held),
                 *_contents(number, rank.memory, held),
+                *_cached(Tier.DEVICE, said.device, rank.memory.device),
+                *_cached(Tier.HOST, said.host, rank.memory.host),
                 *self._tickets(number, rank, said),
             ]
             found += [f"rank {number}: {claim}" for claim in here]
@@ -161,3 +165,10 @@ def _contents(number: int, memory: SimMemory, held: Iterable[HostRequest]) -> It
         wrong = request.wrong_pages(number, memory) if request.tables[number] else []
         if wrong:
             yield f"pages {wrong} of {request.prompt.name} do not hold what their tokens say"
+
+
+def _cached(tier: Tier, facts: TierFacts, pool: Sequence[Content]) -> Iterator[str]:
+    """What the index offers to the next request is really there."""
+    wrong = [page for page, value in facts.cached.items() if pool[page] != value]
+    if wrong:
+        yield f"cached {tier.value} pages {wrong} do not hold what their tokens say"

@@ -173,6 +173,8 @@ class RestlessWorld:
             able = self.in_state(states[what])
         else:
             able = self.alive() if what == "abort" else self.running()
+            if what == "abort" and choice % 2:
+                able = self.in_state("filling")
         if what == "retract":
             able = [one for one in able if one.n_pages_missing(one.n_sampled_in_table()) == 0]
         if not able:

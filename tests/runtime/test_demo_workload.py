@@ -2,8 +2,9 @@
 
 import json
 import re
+from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from kvlift.cli.main import main
 from kvlift.runtime.demo.compare import Comparison, compare
 from kvlift.runtime.demo.float32 import in_float32
 from kvlift.runtime.demo.page import short_rows, write_report
-from kvlift.runtime.demo.play import ModeRun, Played, Setup, shown_of
+from kvlift.runtime.demo.play import ModeRun, Played, Player, Setup, shown_of
 from kvlift.runtime.demo.result import DemoResult, faults_of, leaks_of, result_of
 from kvlift.runtime.demo.timeline import timeline_of
 from kvlift.runtime.demo.trace import (
@@ -25,7 +26,8 @@ from kvlift.runtime.demo.trace import (
     trace_workload,
 )
 from kvlift.runtime.demo.workload import DemoRefused, Turn, Workload, conversations, prompt_of
-from kvlift.runtime.worker.generation import CachedTokens
+from kvlift.runtime.worker.generation import CachedTokens, EngineDownError, Request
+from kvlift.runtime.worker.launch import Cluster, Generation
 from kvlift.runtime.worker.loading import ModelSource
 from kvlift.runtime.worker.model import Decoder
 
@@ -425,6 +427,35 @@ def test_the_report_is_one_file_that_needs_no_other_and_escapes(
     ids = re.findall(r'\bid="([^"]+)"', text)
     assert len(ids) == len(set(ids))
     assert set(re.findall(r'(?:url\(#|href="#)([\w-]+)', text)) <= set(ids)
+
+
+class DyingCluster:
+    """Takes one act and is down afterwards."""
+
+    def submit(self, _request: Request) -> Future[Generation]:
+        future: Future[Generation] = Future()
+        future.set_exception(EngineDownError("rank 1 was ended by SIGKILL"))
+        return future
+
+    def stats(self) -> dict[str, Any]:
+        raise EngineDownError("rank 1 was ended by SIGKILL")
+
+
+def test_a_worker_that_dies_is_told_and_not_a_crash(good: ModeRun, decoder: Decoder) -> None:
+    player = Player(cast("Cluster", DyingCluster()), chat(), lambda: None)
+    with pytest.raises(EngineDownError):
+        player.play_all(damages=False)
+    assert [one.fault for one in player.played] == [
+        f"conversation {n}, round 1: rank 1 was ended by SIGKILL" for n in (1, 2, 3)
+    ]
+    run = evolve(
+        good, played=tuple(player.played), ranks=(), has_rested=False, fault="rank 1 is gone"
+    )
+    result = result_for([run], decoder)
+    assert result.modes["all"].failed == 3
+    assert result.modes["all"].ttft_ms.mean is None
+    assert "mode all ended early: rank 1 is gone" in result.faults
+    assert short_rows(result)[1][1] == "–"
 
 
 def test_the_request_with_most_sources_is_drawn(good: ModeRun) -> None:

@@ -14,7 +14,8 @@ from tests.runtime.restless_acts import HOST, WEATHER, WORLD, act, chosen
 from tests.runtime.restless_world import RestlessWorld
 
 PAGE = 4
-N_EXAMPLES, N_STEPS, N_WALKS = (2500, 80, 5000) if os.environ.get("KVLIFT_DEEP") else (100, 40, 150)
+N_STEPS_OF_WALK = 100
+N_EXAMPLES, N_STEPS, N_WALKS = (2500, 80, 5000) if os.environ.get("KVLIFT_DEEP") else (80, 40, 60)
 """KVLIFT_DEEP=1 for the long run before a release."""
 
 WORLDS = st.builds(
@@ -111,35 +112,30 @@ def _walk(seed: int) -> None:
     """The same world, with dice that keep no memory."""
     dice = random.Random(seed)
     write = dice.choice(["through", "back", "none"])
-    n_host = dice.choice([0, 2, 4, 8, 16]) if write != "back" else dice.choice([1, 3, 8])
+    n_host = dice.choice([0, 2, 4, 8, 16, 40]) if write != "back" else dice.choice([1, 3, 8, 40])
     n_storage = dice.choice([None, None, 4, 9])
     size = World(
         n_ranks=dice.choice([1, 2, 2, 3]),
         page_tokens=PAGE,
-        n_device_pages=dice.randint(4, 16),
+        n_device_pages=dice.choice([6, 9, 13, 20, 40]),
         n_host_pages=n_host,
         n_storage_pages=n_storage,
     )
     fields = {name: dice.choice(values) for name, values in CHOICES.items()}
     world = RestlessWorld.of(size, {**fields, "write": write})
-    for _ in range(dice.randint(3, 8)):
+    for _ in range(dice.randint(4, 8)):
         known = list(world.stage.prompts.by_name)
         begins = dice.choice(known) if known and dice.random() < 0.7 else None
-        world.new_prompt(dice.randint(1, 9 * PAGE), begins, dice.randint(1, 8), "")
+        name = world.new_prompt(dice.randint(1, 7 * PAGE), begins, dice.randint(1, 8), "")
+        if dice.random() < 0.5:
+            world.put(name, 0, dice.randint(1, 6), Tier.STORAGE)
     ports = list(Port)
     world.hold(set(dice.sample(ports, dice.randint(0, 4))))
-    is_stormy = dice.random() < 0.7
-    acts = HOST * 3 + WORLD * 2 + (WEATHER if is_stormy else [])
-    for _ in range(N_STEPS):
+    acts = HOST * dice.randint(3, 6) + WORLD * dice.randint(1, 4) + WEATHER * dice.choice([0, 1, 2])
+    for _ in range(N_STEPS_OF_WALK):
         held = set(dice.sample(ports, dice.randint(0, 4)))
-        act(
-            world,
-            dice.choice(acts),
-            dice.randrange(64),
-            dice.randrange(64),
-            dice.randint(0, 4),
-            held,
-        )
+        numbers = dice.randrange(64), dice.randrange(64), dice.randint(0, 4)
+        act(world, dice.choice(acts), *numbers, held)
         for _ in range(dice.choice([0, 1, 1, 2])):
             world.tick()
     world.end_everything()

@@ -95,6 +95,14 @@ def test_a_running_request_with_wrong_bytes_shows(rank: SimRank) -> None:
     assert "of A is free" in broken(rank, IDLE, request)
 
 
+def test_a_cached_page_that_holds_other_tokens_shows(rank: SimRank) -> None:
+    rank.memory.host[3] = page_value(PROMPT, 1)
+    wrong = evolve(used({1: 3}), cached={3: page_value(PROMPT, 0)})
+    assert "cached host pages [3] do not hold" in broken(rank, evolve(IDLE, host=wrong))
+    right = evolve(used({1: 3}), cached={3: page_value(PROMPT, 1)})
+    assert broken(rank, evolve(IDLE, host=right)) == ""
+
+
 def test_a_device_page_in_two_tables_at_two_places_shows(rank: SimRank) -> None:
     request = running()
     request.tables = [(0, 0)]

@@ -12,7 +12,7 @@ from kvlift.models.worlds.peer import peer, widen
 from kvlift.models.worlds.ranks import ranks
 from kvlift.models.worlds.restore import calm, hurry, restore
 from kvlift.models.worlds.retract import retract
-from kvlift.models.worlds.share import share
+from kvlift.models.worlds.share import orphan, share
 
 __all__ = ["CALM_SHARE", "WORLDS", "WorldFactory"]
 
@@ -31,6 +31,7 @@ WORLDS: Final[Mapping[str, WorldFactory]] = MappingProxyType(
         "restore": restore,
         "ranks": ranks,
         "share": share,
+        "orphan": orphan,
         "peer": peer,
         "widen": widen,
         "budget": budget,

@@ -76,7 +76,8 @@ class Life:
     """What the host does with one request. `story`: the rest of its `prompt` line.
 
     `after`: the request that must have ended before this one comes. `n_lives`: how often it is
-    submitted under the same name. `n_output_pages`: full pages that decoding adds.
+    submitted under the same name. `is_first`: it is submitted before the first tick.
+    `n_output_pages`: full pages that decoding adds.
     """
 
     rid: str
@@ -84,6 +85,7 @@ class Life:
     story: str
     after: str = ""
     n_lives: int = 1
+    is_first: bool = False
     n_output_pages: int = 0
     priority: int = 0
     may_abort: bool = False
@@ -91,7 +93,12 @@ class Life:
     n_growths: int = 0
 
     def opening(self) -> Stand:
-        return Stand(At.NEW, self.n_lives, self.n_retractions, self.n_growths)
+        at = At.ASKED if self.is_first else At.NEW
+        n_left = self.n_lives - self.is_first
+        return Stand(at, n_left, self.n_retractions, self.n_growths)
+
+    def submit(self) -> Submit:
+        return Submit(rid=Rid(self.rid), prompt=self.prompt, peer=PEER, priority=self.priority)
 
     def output(self) -> bytes:
         """Sampled tokens, the last of which has no KV."""
@@ -140,11 +147,10 @@ def _of_request(
         return Call(label=label, says=(said,), life=number, then=then, fair=SCHEDULER)
 
     if (stand.at is At.NEW or stand.at.has_ended) and stand.n_lives and may_come:
-        submit = Submit(rid=rid, prompt=life.prompt, peer=PEER, priority=life.priority)
         priority = f" priority={life.priority}" if life.priority else ""
         yield Call(
             label=f"submit {name}{priority}",
-            says=(submit,),
+            says=(life.submit(),),
             life=number,
             then=stand._replace(at=At.ASKED, n_lives=stand.n_lives - 1, is_warm=False),
             fair=SCHEDULER if is_calm else None,

@@ -15,6 +15,7 @@ def mirror(*, deep: bool) -> Situation:
     """Write-through and persist against eviction, a flush, a failure and a storage that goes."""
     return Situation(
         name="mirror",
+        n_together=2,
         lives=(
             Life(rid="A", prompt=A, story="pages=2"),
             Life(rid="B", prompt=B, story="from=A[0:1] pages=2", after="A"),

@@ -32,25 +32,26 @@ def peer(*, deep: bool) -> Situation:
             goals.QUARANTINE,
             goals.LATE,
             goals.CLOSED,
-            goals.WAITS,
             goals.PEER_FAILS,
         ),
     )
 
 
 def widen(*, deep: bool) -> Situation:
-    """A copy fails, the peer is asked for more, and has ended the lease or is silent."""
+    """A copy or a read fails, the peer is asked for more, and has ended the lease or is silent."""
     return Situation(
         name="widen",
+        n_together=3 if deep else 2,
         lives=(Life(rid="A", prompt=B, story="pages=2", may_abort=True),),
         policy=Policy(n_device_pages=2, n_host_pages=1, write=WritePolicy.NONE, persist=Switch.OFF),
         limits=Limits(),
         climate=Climate(has_silence=True, has_pieces=deep, peer_failures=_ALL),
         preamble="world page=2 device=2 host=1\nconfig write=none persist=off",
-        putting="\nput A[0:1] in host",
-        puts=(Put(prompt=B, start=0, stop=1, place=Placed.HOST),),
+        openings=(
+            (Put(prompt=B, start=0, stop=1, place=Placed.HOST),),
+            (Put(prompt=B, start=0, stop=1, place=Placed.STORAGE),),
+        ),
         n_faults=3 if deep else 2,
-        storage=Switch.OFF,
         goals=(
             goals.READY,
             goals.DRAINS,

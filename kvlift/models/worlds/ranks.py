@@ -22,6 +22,7 @@ def ranks(*, deep: bool) -> Situation:
     here = Put(prompt=prompt, start=n_host, stop=n_pages, place=Placed.STORAGE)
     return Situation(
         name="ranks",
+        n_together=2,
         lives=(
             Life(
                 rid="A",

@@ -11,8 +11,8 @@ from kvlift.models.worlds.weather import Climate
 
 A = prompt_of(1, 1, 2, 2, 3, 3, 4, 4)
 B = prompt_of(1, 1, 2, 2, 3, 3, 5)
-SHORT = prompt_of(1, 1, 2)
-OTHER = prompt_of(7, 7, 8)
+SHORT = prompt_of(1, 1)
+OTHER = prompt_of(7, 7)
 
 _PUTS = (
     Put(prompt=A, start=0, stop=1, place=Placed.HOST),
@@ -59,8 +59,8 @@ def hurry(*, deep: bool) -> Situation:
     return Situation(
         name="hurry",
         lives=(
-            Life(rid="A", prompt=SHORT, story="pages=1 tokens=3", may_abort=True),
-            Life(rid="C", prompt=OTHER, story="pages=1 tokens=3"),
+            Life(rid="A", prompt=SHORT, story="pages=1", is_first=True, may_abort=deep),
+            Life(rid="C", prompt=OTHER, story="pages=1", is_first=True),
         ),
         policy=Policy(
             n_device_pages=4,
@@ -70,7 +70,9 @@ def hurry(*, deep: bool) -> Situation:
             prefetch=policy,
         ),
         limits=Limits(prefetch=policy, prefetches_in_flight_max=1, restores_in_flight_max=1),
-        climate=Climate(has_silence=True, has_pieces=False, has_prompt_peer=True),
+        climate=Climate(
+            has_silence=True, has_failures=deep, has_pieces=False, has_prompt_peer=True
+        ),
         preamble=(
             "world page=2 device=4 host=2\nconfig write=none persist=off "
             f"prefetch={policy.value} prefetches_in_flight_max=1 restores_in_flight_max=1"
@@ -89,6 +91,7 @@ def calm(*, deep: bool) -> Situation:
     """No fault at all: every request ends well, and the second one uses what the first left."""
     return Situation(
         name="calm",
+        n_together=2,
         lives=(
             Life(rid="A", prompt=A, story="pages=4"),
             Life(rid="B", prompt=B, story="from=A[0:3] pages=3 tokens=7", after="A"),

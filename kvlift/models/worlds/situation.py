@@ -44,7 +44,8 @@ class Situation:
 
     `preamble` and `putting` are the lines of its story before and after the prompts. `openings`:
     what is put in place beside `puts`, one initial state each. `n_together`: how much can happen
-    between two ticks. `others`: what the host may do beside its requests, each for one fault.
+    between two ticks beside what the host says. `others`: what the host may do beside its
+    requests, each for one fault.
     """
 
     name: str
@@ -58,7 +59,7 @@ class Situation:
     openings: tuple[tuple[Put, ...], ...] = ((),)
     n_ranks: int = 1
     n_faults: int = 0
-    n_together: int = 2
+    n_together: int = 1
     others: tuple[str, ...] = ()
     goals: tuple[Goal, ...] = ()
     storage: Switch = Switch.ON
@@ -87,9 +88,12 @@ class Situation:
 
     def initial(self) -> Iterable[Now]:
         script = tuple(life.opening() for life in self.lives)
+        first = tuple(
+            self.stage.number_of_call(life.submit()) for life in self.lives if life.is_first
+        )
         for extra in self.openings:
             agreed, ranks = self.stage.opening(self.puts + extra, self.storage)
-            yield Now(agreed, -1, script, (), ranks, self.n_faults)
+            yield Now(agreed, -1, script, first, ranks, self.n_faults)
 
     def canonical(self, state: Now) -> Hashable:
         return state
@@ -99,7 +103,8 @@ class Situation:
 
     def story_preamble(self) -> str:
         prompts = "".join(f"prompt {life.rid} {life.story}\n" for life in self.lives)
-        return f"{self.preamble}\nports held\n{prompts}{self.putting}"
+        first = "".join(f"\nsubmit {life.rid}" for life in self.lives if life.is_first)
+        return f"{self.preamble}\nports held\n{prompts}{self.putting}{first}"
 
     def edges_taken(self) -> Iterable[str]:
         for arrow in self.stage.arrows:
@@ -109,19 +114,23 @@ class Situation:
         if any(self.stage.ranks[rank].wrong for rank in state.ranks):
             return
         yield self._tick(state)
-        if state.n_events >= self.n_together:
-            return
-        state = state._replace(n_events=state.n_events + 1)
         if not state.calls:
             yield from self._host(state)
+        if state.n_events < self.n_together:
+            yield from self._weather(state)
+
+    def _weather(self, state: Now) -> Iterator[Move[Now]]:
         for number, rank in enumerate(state.ranks):
             for event, after in self._events(rank, number):
                 if event.cost > state.faults:
                     continue
-                ranks = (*state.ranks[:number], after, *state.ranks[number + 1 :])
                 label = self._label(state.agreed, event.label, event.ticket)
-                faults = state.faults - event.cost
-                yield Move(label, state._replace(ranks=ranks, faults=faults), event.fair)
+                changed = state._replace(
+                    ranks=(*state.ranks[:number], after, *state.ranks[number + 1 :]),
+                    faults=state.faults - event.cost,
+                    n_events=state.n_events + 1,
+                )
+                yield Move(label, changed, event.fair)
 
     def _tick(self, state: Now) -> Move[Now]:
         try:

@@ -130,7 +130,7 @@ class Stage:
     n_ranks: int
     agreed: Shelf[Agreed] = field(factory=Shelf, init=False)
     ranks: Shelf[Rank] = field(factory=Shelf, init=False)
-    ballots: Shelf[tuple[int, ...]] = field(factory=Shelf, init=False)
+    ballots: Shelf[tuple[tuple[int, ...], Agreed]] = field(factory=Shelf, init=False)
     turns: Shelf[Turn] = field(factory=Shelf, init=False)
     calls: Shelf[Submission] = field(factory=Shelf, init=False)
     arrows: set[tuple[type, type, type]] = field(factory=set, init=False)
@@ -219,7 +219,8 @@ class Stage:
         before = self.agreed[agreed]
         verdict = None
         if ballot >= 0:
-            verdict = from_wire(self.ballots[ballot], before, self.policy)
+            least, voted = self.ballots[ballot]
+            verdict = from_wire(least, voted, self.policy)
         submissions = tuple(self.calls[call] for call in calls)
         after, decision = advance_agreed(before, verdict, submissions, self.policy)
         key = (agreed, ballot, calls)
@@ -322,7 +323,7 @@ class Stage:
             for rank in ranks
         ]
         least = tuple(map(min, zip(*ballots, strict=True)))
-        return self.ballots.number(least, lambda: least)
+        return self.ballots.number((least, agreed), lambda: (least, state))
 
     def _decode(self, number: int, agreed: int, call_number: int) -> int:
         """The engine has written the KV of what it decoded into the request's own pages."""

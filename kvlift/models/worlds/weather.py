@@ -227,7 +227,7 @@ def _of_clock(rank: Rank, number: int, climate: Climate) -> Iterator[Event]:
     for ticket, watch in rank.local.watches.items():
         if watch.timeout_ms is None or watch.has_ended or ticket in rank.expired:
             continue
-        if ticket in silent or (not watch.has_begun and climate.has_failures):
+        if ticket in silent or (not watch.has_begun and climate.has_silence):
             after = evolve(rank, expired=tuple(sorted((*rank.expired, ticket))))
             yield Event(
                 label=f"advance {watch.timeout_ms + 1}ms rank={number}",

@@ -7,11 +7,17 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Final
 
-from attrs import frozen
+from attrs import define, field, frozen
 
 from kvlift.runtime.demo.timeline import Timeline, timeline_of
 from kvlift.runtime.demo.workload import Sizes, Turn, Workload, prompt_of
-from kvlift.runtime.worker.generation import CachedTokens, FinishKind, Request, Sampling
+from kvlift.runtime.worker.generation import (
+    CachedTokens,
+    EngineDownError,
+    FinishKind,
+    Request,
+    Sampling,
+)
 from kvlift.runtime.worker.launch import Cluster, Generation
 from kvlift.runtime.worker.settings import WorkerSettings
 
@@ -57,7 +63,10 @@ class Played:
 
 @frozen(kw_only=True)
 class ModeRun:
-    """`ranks`: each rank's statistics at the end; `has_rested`: nothing was under way then."""
+    """`ranks`: each rank's statistics at the end; `has_rested`: nothing was under way then.
+
+    `fault`: why the run ended early, and then there are no statistics; empty where it did not.
+    """
 
     mode: str
     device_pages: int
@@ -66,6 +75,7 @@ class ModeRun:
     ranks: tuple[dict[str, Any], ...]
     has_rested: bool
     timeline: Timeline | None
+    fault: str = ""
 
 
 def settings_of(setup: Setup, mode: str, folder: Path) -> WorkerSettings:
@@ -88,7 +98,7 @@ def settings_of(setup: Setup, mode: str, folder: Path) -> WorkerSettings:
 
 
 def play(setup: Setup, mode: str, *, damages: bool, on_answer: Callable[[], None]) -> ModeRun:
-    """Raises `ClusterRefusedError`, `ModelRefusedError`, `EngineDownError`.
+    """Raises `ClusterRefusedError`, `ModelRefusedError`, `EngineDownError` where it cannot start.
 
     `damages`: spoil one restored page on one rank after the flush. `on_answer` is called after each
     request, in this thread.
@@ -96,11 +106,17 @@ def play(setup: Setup, mode: str, *, damages: bool, on_answer: Callable[[], None
     with tempfile.TemporaryDirectory(prefix="kvlift-demo-") as name:
         folder = Path(name)
         settings = settings_of(setup, mode, folder)
+        ranks: tuple[dict[str, Any], ...] = ()
+        has_rested, fault = False, ""
         with Cluster(settings) as cluster:
-            cluster.verify_restored(is_on=True)
             player = Player(cluster, setup.workload, on_answer)
-            played = player.play_all(damages=damages)
-            ranks, has_rested = rested(cluster)
+            try:
+                cluster.verify_restored(is_on=True)
+                player.play_all(damages=damages)
+                ranks, has_rested = rested(cluster)
+            except EngineDownError as error:
+                fault = str(error)
+        played = tuple(player.played)
         timeline = timeline_of(journal_of_rank_0(folder, setup.n_ranks), shown_of(played, setup))
     return ModeRun(
         mode=mode,
@@ -110,6 +126,7 @@ def play(setup: Setup, mode: str, *, damages: bool, on_answer: Callable[[], None
         ranks=ranks,
         has_rested=has_rested,
         timeline=timeline,
+        fault=fault,
     )
 
 
@@ -126,7 +143,7 @@ def shown_of(played: tuple[Played, ...], setup: Setup) -> str:
         return sum(part > 0 for part in parts), one.cached.storage, one.cached.total
 
     after = [p for p in played if p.turn.round_number in setup.workload.rounds_after_flush]
-    return max(after or played, key=richness).turn.name
+    return max(after or played, key=richness).turn.name if played else ""
 
 
 def rested(cluster: Cluster) -> tuple[tuple[dict[str, Any], ...], bool]:
@@ -143,17 +160,18 @@ def rested(cluster: Cluster) -> tuple[tuple[dict[str, Any], ...], bool]:
         time.sleep(LOOK_S)
 
 
-@frozen(eq=False)
+@define(eq=False)
 class Player:
-    """The clients of one mode."""
+    """The clients of one mode. `played` grows act by act."""
 
     cluster: Cluster
     workload: Workload
     on_answer: Callable[[], None]
+    played: list[Played] = field(factory=list, init=False)
 
-    def play_all(self, *, damages: bool) -> tuple[Played, ...]:
+    def play_all(self, *, damages: bool) -> None:
+        """Raises `EngineDownError` between two acts; within one, requests end with the reason."""
         histories: dict[int, tuple[int, ...]] = {}
-        played: list[Played] = []
         for number, act in enumerate(self.workload.acts):
             if number > 0:
                 rested(self.cluster)
@@ -162,10 +180,9 @@ class Player:
                 if damages:
                     self.cluster.damage_next_restored()
             for one in self._play_act(act, histories):
-                played.append(one)
+                self.played.append(one)
                 if one.turn.conversation is not None:
                     histories[one.turn.conversation] = (*one.prompt, *one.answer)
-        return tuple(played)
 
     def _play_act(
         self, act: tuple[Turn, ...], histories: dict[int, tuple[int, ...]]
@@ -180,9 +197,26 @@ class Player:
             asked.append((turn, prompt, self.cluster.submit(request)))
         played = []
         for turn, prompt, future in asked:
-            played.append(played_of(turn, prompt, future.result()))
+            played.append(answered(turn, prompt, future))
             self.on_answer()
         return played
+
+
+def answered(turn: Turn, prompt: tuple[int, ...], future: Future[Generation]) -> Played:
+    """Wait for the answer, or for the reason why there is none."""
+    try:
+        return played_of(turn, prompt, future.result())
+    except EngineDownError as error:
+        return Played(
+            turn=turn,
+            prompt=prompt,
+            answer=(),
+            logprobs=(),
+            cached=CachedTokens(),
+            ttft_s=0.0,
+            tpot_s=None,
+            fault=f"{turn.name}: {error}",
+        )
 
 
 def played_of(turn: Turn, prompt: tuple[int, ...], generation: Generation) -> Played:

@@ -183,7 +183,7 @@ def faults_of(runs: Sequence[ModeRun], compared: Comparison) -> list[str]:
     restoring = [run for run in runs if run.mode in RESTORING]
     n_verified = _total(restoring, "pages_verified")
     n_wrong = _total(runs, "pages_wrong")
-    if restoring and n_verified == 0:
+    if restoring and n_verified == 0 and not any(run.fault for run in restoring):
         faults.append("no page was restored, so none was compared; play more rounds")
     if n_wrong:
         faults.append(f"{n_wrong} of {n_verified} restored pages differ from recomputed ones")
@@ -209,6 +209,8 @@ def _faults_of_run(run: ModeRun) -> list[str]:
         faults.append("mode none: something was reused, so it is no yardstick")
     if run.mode == "all" and not hits.storage:
         faults.append("mode all: nothing came from storage after the flush")
+    if run.fault:
+        return [*faults, f"mode {run.mode} ended early: {run.fault}"]
     if not run.has_rested:
         faults.append(f"mode {run.mode}: work was still under way a minute after the last answer")
     n_leaks = leaks_of(run)
@@ -249,8 +251,8 @@ def result_of(
         pages_verified=_total(runs, "pages_verified"),
         pages_wrong=_total(runs, "pages_wrong"),
         pages_damaged=n_damaged,
-        kv_diff_max=max(rank["kv_diff_max"] for rank in ranks),
-        ballots_per_tick_max=max(rank["ballots_per_tick_max"] for rank in ranks),
+        kv_diff_max=max((rank["kv_diff_max"] for rank in ranks), default=0.0),
+        ballots_per_tick_max=max((rank["ballots_per_tick_max"] for rank in ranks), default=0),
         leaks=sum(leaks_of(run) for run in runs),
         rounds=[
             row

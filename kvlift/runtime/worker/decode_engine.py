@@ -4,6 +4,7 @@ Everything that decides here (which rows are computed, who grows, who is retract
 function of what all ranks know: submissions, ticks and sampled tokens. Rank 0 alone samples.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -61,6 +62,10 @@ class DecodeEngine:
     @property
     def n_live(self) -> int:
         return len(self._live)
+
+    def n_by_stage(self) -> dict[str, int]:
+        """Requests of this scheduler by where they stand."""
+        return dict(Counter(decoding.stage.name.lower() for decoding in self._live.values()))
 
     def taken_outputs(self) -> list[Output]:
         """What is new for the clients since the last call."""

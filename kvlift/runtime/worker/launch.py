@@ -24,6 +24,8 @@ import torch.distributed as dist
 import zmq.asyncio
 from attrs import define, field, frozen
 
+from kvlift.effects.ranks_gloo import open_store
+from kvlift.runtime.config import ConfigError
 from kvlift.runtime.worker.children import Child, end_all
 from kvlift.runtime.worker.front import Line, RemoteEngine
 from kvlift.runtime.worker.generation import CachedTokens, EngineDownError, Finish, Request
@@ -35,7 +37,7 @@ from kvlift.runtime.worker.messages import (
     StorageSwitched,
     Verifying,
 )
-from kvlift.runtime.worker.rendezvous import loopback_store
+from kvlift.runtime.worker.rank_ports import driver_config
 from kvlift.runtime.worker.settings import ProcessOrders, WorkerSettings
 
 Result = TypeVar("Result")
@@ -108,6 +110,10 @@ class Cluster:
         config = source.config()
         if self.settings.role != "prefill":
             config.fits_ranks(self.settings.n_ranks)
+            try:
+                driver_config(self.settings)
+            except ConfigError as error:
+                raise ClusterRefusedError(str(error)) from error
         self._weights_name = source.weights_name()
         self._page_bytes = whole_layout(config, self.settings.page_tokens).page_bytes
         if not self.secret and self.settings.role == "both":
@@ -307,7 +313,7 @@ class Cluster:
         self.prefill = Child("prefill", PREFILL_MODULE, self._orders(0, line, ""), self._on_death)
 
     def _start_ranks(self) -> None:
-        self._store = self._store or loopback_store()
+        self._store = self._store or open_store()
         self._n_starts += 1
         group = f"worker-{self._n_starts}"
         lines = [self.run(self._line(f"rank {rank}")) for rank in range(self.settings.n_ranks)]

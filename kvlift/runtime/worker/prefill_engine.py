@@ -95,8 +95,12 @@ class PrefillEngine:
             )
         if prompt.n_tokens == 0:
             raise ValueError("a prompt needs at least one token")
-        token_ids = memoryview(prompt.tokens).cast("i").tolist()
         config = self.decoder.config
+        if prompt.n_tokens > config.positions_max:
+            raise ValueError(
+                f"the prompt has {prompt.n_tokens} tokens, the model takes {config.positions_max}"
+            )
+        token_ids = memoryview(prompt.tokens).cast("i").tolist()
         if max(token_ids) >= config.vocab or min(token_ids) < 0:
             raise ValueError(f"a token id is outside the vocabulary of {config.vocab}")
         kv = torch.zeros(

@@ -9,6 +9,7 @@ tick, compute one step. The ballot's reduction and the copies run beside the ste
 import contextlib
 import sys
 import threading
+from collections import Counter
 from typing import Final
 
 import attrs
@@ -193,6 +194,8 @@ class RankLoop:
             "bytes_from_peer": self.parts.received.n_bytes_written,
             "page_bytes": self.parts.memory.page_bytes,
             "requests_live": self.engine.n_live,
+            "requests_by_stage": self.engine.n_by_stage(),
+            "requests_by_state": dict(Counter(request.state for request in seen.requests)),
             "retracted": self.engine.n_retracted,
             "tokens_recomputed": self.engine.n_recomputed,
             "leaks": leaks,

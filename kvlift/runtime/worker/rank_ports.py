@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from typing import Final
 
 import torch
 import torch.distributed as dist
@@ -19,12 +20,14 @@ from kvlift.effects.ports import Copies, Ranks
 from kvlift.effects.ranks_gloo import GlooRanks, join_store
 from kvlift.effects.stores.files import FileStore
 from kvlift.effects.wire_security import SharedSecret
-from kvlift.runtime.config import Config
+from kvlift.runtime.config import Config, ConfigError
 from kvlift.runtime.interpret import Ports
 from kvlift.runtime.worker.layouts import rank_layout, whole_layout
 from kvlift.runtime.worker.model import AllReduce, alone
 from kvlift.runtime.worker.model_config import ModelConfig
 from kvlift.runtime.worker.settings import ProcessOrders, WorkerSettings
+
+WORKER_SIZES: Final = ("page_tokens", "device_pages", "host_pages")
 
 
 @define(eq=False)
@@ -92,6 +95,12 @@ class RankPorts:
 
 def driver_config(settings: WorkerSettings) -> Config:
     """The driver's config: the worker's sizes, then `settings.driver`. Raises `ConfigError`."""
+    for name in WORKER_SIZES:
+        if name in settings.driver:
+            raise ConfigError(
+                f"{name} sizes the worker's memory as well: give it as an option of its own "
+                f"(--{name.replace('_', '-')} of `kvlift serve`), not among the driver's fields"
+            )
     own: dict[str, object] = {
         "page_tokens": settings.page_tokens,
         "device_pages": settings.device_pages,

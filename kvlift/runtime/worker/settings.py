@@ -1,8 +1,11 @@
 """What a cluster of worker processes is made of; given to each process as one JSON value."""
 
-from typing import Literal
+import re
+from typing import Final, Literal
 
 import msgspec
+
+ADDRESS: Final = re.compile(r"tcp://[^/\s]+:(\d{1,5}|\*)|ipc://\S+")
 
 Role = Literal["both", "prefill", "decode"]
 
@@ -68,6 +71,9 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             return (
                 "a decode worker needs the address of a prefill node: give --peer tcp://HOST:PORT"
             )
+        for address in (*self.peers, *filter(None, [self.prefill_bind])):
+            if not ADDRESS.fullmatch(address):
+                return f"{address[:64]!r} is no address of a prefill node: write tcp://HOST:PORT"
         if self.role == "prefill" and not self.prefill_bind:
             return "a prefill node needs an address: give --prefill-bind tcp://HOST:PORT"
         return None
