@@ -139,7 +139,7 @@ def _finish(draft: Draft, rid: Rid, output: bytes) -> None:
 
 
 def _is_decoded(request: Request | None, output: bytes) -> TypeGuard[Request]:
-    """A running request, and an output that goes on where an earlier one ended, if there was one."""
+    """A running request, and an output that goes on where an earlier one ended."""
     if request is None or not isinstance(request.phase, Running):
         return False
     n_before = request.prompt.n_tokens - request.n_tokens_prompt

@@ -128,7 +128,16 @@ def renamed_local(local: Local, naming: Naming, policy: Policy, now_ns: int) -> 
     """This rank's half under the same names, without what is over and the age of what waits."""
     watches = {ticket: _timeless(watch, now_ns) for ticket, watch in local.watches.items()}
     tokens = {hold: token for hold, token in local.tokens.items() if hold in watches}
-    bare = evolve(local, watches=watches, tokens=tokens, reasons={}, leaving=(), n_stale=0)
+    awaited = {hold: token for hold, token in local.token_by_hold.items() if token in watches}
+    bare = evolve(
+        local,
+        watches=watches,
+        token_by_hold=awaited,
+        tokens=tokens,
+        reasons={},
+        leaving=(),
+        n_stale=0,
+    )
     after: Local = bare if naming.is_identity else renamed(bare, naming)
     return evolve(
         after,

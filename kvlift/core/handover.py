@@ -18,7 +18,6 @@ from kvlift.core.event import HandedOver
 from kvlift.core.ids import Attempt
 from kvlift.core.phase import Filling
 from kvlift.core.plan import Follow, Part, with_own
-from kvlift.core.settle import share
 
 
 def hand_over(draft: Draft, attempt: Attempt) -> None:
@@ -26,8 +25,6 @@ def hand_over(draft: Draft, attempt: Attempt) -> None:
     leader = draft.requests[attempt]
     if not isinstance(leader.phase, Filling):
         return
-    for follower in list(draft.requests):
-        share(draft, follower)  # what the leader has published meanwhile is not its own any more
     followers = [
         request
         for request in draft.requests.values()

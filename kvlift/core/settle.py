@@ -66,14 +66,14 @@ def _filling(draft: Draft, attempt: Attempt) -> tuple[Request, Filling] | None:
 
 
 def _settle_filling(draft: Draft, attempt: Attempt, leaders: dict[int, None]) -> None:
-    share(draft, attempt)
+    _share(draft, attempt)
     _publish(draft, attempt, leaders)
     _give_up_late_reads(draft, attempt)
     _widen(draft, attempt)
     _become_ready(draft, attempt)
 
 
-def share(draft: Draft, attempt: Attempt) -> None:
+def _share(draft: Draft, attempt: Attempt) -> None:
     """What the leader has brought is pinned; what it will not bring is this request's own again."""
     found = _filling(draft, attempt)
     if found is None or found[1].follow is None:

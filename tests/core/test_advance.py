@@ -2,27 +2,29 @@
 
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 from kvlift.core.adopt import adopt_agreed
-from kvlift.core.advance import State, advance
+from kvlift.core.advance import Outcome, State, advance
+from kvlift.core.ballot import Verdict
 from kvlift.core.effect import SendHold, SendWant, StartLookup, StartPrefetch, StartRestore
-from kvlift.core.ids import Rid, Ticket
+from kvlift.core.ids import Rid
 from kvlift.core.landed import (
+    Landed,
     LookupAnswered,
-    PagesArrived,
+    PeerCause,
     PeerFailed,
     PeerLetGo,
-    PeerCause,
     PrefetchEnded,
     RestoreEnded,
-    TokenArrived,
 )
 from kvlift.core.notice import HasEnded, WasRefused
-from kvlift.core.phase import Filling, Outcome
+from kvlift.core.phase import Filling
+from kvlift.core.phase import Outcome as End
 from kvlift.core.policy import Policy, WritePolicy
 from kvlift.core.prompt import token_bytes
-from kvlift.core.submission import Abort, Finish, Resume, Retract, Run, Submit
+from kvlift.core.submission import Abort, Finish, Resume, Retract, Run, Submission
 from kvlift.core.tier import Tier
 from tests.core.scenario import Ranks, prompt_of, submit
 
@@ -33,7 +35,7 @@ POLICY = Policy(n_device_pages=12, n_host_pages=12, ballot_slots=8)
 def _life(ranks: Ranks) -> None:
     """Two turns of a conversation, one retraction, one abort."""
     first = prompt_of(1, 2, 3, odd=1)
-    calls = {
+    calls: dict[int, list[Submission]] = {
         0: [submit("A", first), submit("B", prompt_of(1, 2, 9))],
         3: [Abort(Rid("B"))],
         6: [Run(Rid("A"))],
@@ -77,12 +79,17 @@ def test_a_life_has_one_digest_whatever_the_seed_of_hashes() -> None:
 class _Twice(Ranks):
     """Every tick is decided twice, from a state that must not change."""
 
-    def _advance(self, state, verdict, calls):  # type: ignore[no-untyped-def]
+    def _advance(
+        self, state: State, verdict: Verdict | None, calls: Iterable[Submission]
+    ) -> Outcome:
         before = repr(state)
         calls = tuple(calls)
-        kept = dict(policy=self.policy, limits=self.limits, now_ns=self.now_ns)
-        one = advance(state, verdict, calls, **kept)
-        two = advance(state, verdict, calls, **kept)
+        one, two = (
+            advance(
+                state, verdict, calls, policy=self.policy, limits=self.limits, now_ns=self.now_ns
+            )
+            for _ in range(2)
+        )
         assert one == two
         assert one[0].agreed.digest == two[0].agreed.digest
         assert repr(state) == before
@@ -134,12 +141,15 @@ def test_a_peer_that_lets_go_without_a_word_fails_the_request_that_needs_it() ->
         ranks.tick(submit("A", prompt_of(1, 2)))
         (hold,) = ranks.tickets(SendHold)
         ranks.answer()
-        said = {"go": PeerLetGo(hold), "fail": PeerFailed(hold, PeerCause.GONE, "gone")}
+        said: dict[str, Landed] = {
+            "go": PeerLetGo(hold),
+            "fail": PeerFailed(hold, PeerCause.GONE, "gone"),
+        }
         ranks.tell(*(said[word] for word in reports))
         ranks.tick()
         assert ranks.decision is not None
         ended = [n for n in ranks.decision.notices if isinstance(n, HasEnded)]
-        assert [(n.outcome, n.cause) for n in ended] == [(Outcome.FAILED, PeerCause.LOST)]
+        assert [(n.outcome, n.cause) for n in ended] == [(End.FAILED, PeerCause.LOST)]
         assert not ranks.states[0].agreed.requests
 
 

@@ -3,6 +3,7 @@
 from typing import Any
 
 import hypothesis.strategies as st
+import pytest
 from attrs import evolve
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -127,7 +128,7 @@ class TwinIndexes(RuleBasedStateMachine):
         for prompt in self.seen:
             hit = match(self.index, prompt)
             assert (hit.device, hit.host) == self.twin.hit(prompt)
-            handles = [*device_pages(self.index, prompt, hit.device)]
+            handles: list[int] = [*device_pages(self.index, prompt, hit.device)]
             handles += host_pages(self.index, prompt, hit.device, hit.host)
             tiers = [Tier.DEVICE] * hit.device + [Tier.HOST] * (hit.host - hit.device)
             for page, (tier, handle) in enumerate(zip(tiers, handles, strict=True)):
@@ -199,9 +200,5 @@ def test_an_edit_that_changes_nothing_gives_the_same_index() -> None:
 
 def test_pages_that_are_not_there_are_an_error_not_a_guess() -> None:
     index = _with(_prompt(1, 2), 2)
-    try:
+    with pytest.raises(LookupError, match="3 device pages asked for, the index has 2"):
         device_pages(index, _prompt(1, 2, 3), 3)
-    except LookupError as error:
-        assert "3 device pages asked for, the index has 2" in str(error)
-    else:
-        raise AssertionError("three pages were found where two are")

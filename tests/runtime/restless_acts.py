@@ -10,7 +10,8 @@ from tests.runtime.restless_world import RestlessWorld
 Option = TypeVar("Option")
 
 HOST = ["submit"] * 3 + ["go on"] * 4 + ["land all"] * 2
-HOST += ["run", "grow", "finish", "retract", "resume", "abort", "abort", "flush device", "flush host"]
+HOST += ["run", "grow", "finish", "retract", "resume", "abort", "abort"]
+HOST += ["flush device", "flush host"]
 WORLD = ["land"] * 4 + ["peer sends"] * 3 + ["progress", "fail", "again", "peer again", "ack"]
 WEATHER = ["kill peer", "silence peer", "revive peer", "revive peer", "reject", "expire"]
 WEATHER += ["detach storage", "attach storage", "flush all", "store silent", "store speaks"]

@@ -86,6 +86,7 @@ class Weather(RuleBasedStateMachine):
         self.world.hold(held)
         for parent in (prompts[0][1], prompts[1][1]):
             name = chosen(list(self.world.stage.prompts.by_name), parent)
+            assert name is not None
             self.world.put(name, 0, prompts[2][2], Tier.STORAGE)
 
     @rule(

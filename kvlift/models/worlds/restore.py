@@ -25,6 +25,7 @@ def restore(*, deep: bool) -> Situation:
     """One request, all tiers: landings late, in part or failing, an abort at any moment."""
     return Situation(
         name="restore",
+        n_together=2,
         lives=(Life(rid="A", prompt=A, story="pages=4", may_abort=True),),
         policy=Policy(n_device_pages=4, n_host_pages=3, write=WritePolicy.NONE, persist=Switch.OFF),
         limits=Limits(),

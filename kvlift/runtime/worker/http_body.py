@@ -25,6 +25,7 @@ from kvlift.runtime.worker.tokenizer import TextCodec
 Body = TypeVar("Body", bound=msgspec.Struct)
 
 RID_CHARACTERS_MAX: Final = 200
+NAME_CHARACTERS_MAX: Final = 1024
 STOP_TEXTS_MAX: Final = 16
 STOP_CHARACTERS_MAX: Final = 1024
 CLIENT_CLOSED_REQUEST: Final = 499

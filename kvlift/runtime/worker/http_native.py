@@ -16,6 +16,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from kvlift.runtime.worker.answer import Answer
 from kvlift.runtime.worker.generation import FinishKind, Request, Sampling
 from kvlift.runtime.worker.http_body import (
+    NAME_CHARACTERS_MAX,
     RID_CHARACTERS_MAX,
     BadCallError,
     Service,
@@ -31,6 +32,8 @@ from kvlift.runtime.worker.http_body import (
 
 Token = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 Rid = Annotated[str, msgspec.Meta(min_length=1, max_length=RID_CHARACTERS_MAX)]
+Name = Annotated[str, msgspec.Meta(max_length=NAME_CHARACTERS_MAX)]
+Bounded = Annotated[int, msgspec.Meta(ge=-(1 << 31), lt=1 << 31)]
 
 BODY_NEUTRAL: Final[dict[str, object | EllipsisType]] = {
     "top_logprobs_num": 0,
@@ -73,11 +76,11 @@ class GenerateBody(msgspec.Struct, kw_only=True):
     sampling_params: dict[str, object] | list[dict[str, object]] = {}
     rid: Rid | list[Rid] | None = None
     return_logprob: bool | list[bool] = False
-    logprob_start_len: int | list[int] = -1
+    logprob_start_len: Bounded | list[Bounded] = -1
     stream: bool = False
-    priority: int = 0
-    extra_key: str = ""
-    tenant: str = ""
+    priority: Bounded = 0
+    extra_key: Name = ""
+    tenant: Name = ""
 
 
 @frozen(eq=False)

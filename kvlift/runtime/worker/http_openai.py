@@ -24,7 +24,7 @@ from kvlift.runtime.worker.http_body import (
     response_of,
     stop_texts,
 )
-from kvlift.runtime.worker.http_native import Token, grown, rows_of
+from kvlift.runtime.worker.http_native import Name, Token, grown, rows_of
 from kvlift.runtime.worker.tokenizer import TemplateRefusedError
 
 NEUTRAL: Final[dict[str, object | EllipsisType]] = {
@@ -58,7 +58,7 @@ class CommonBody(msgspec.Struct, kw_only=True):
     seed: Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)] = 0
     stop_token_ids: list[Token] = []
     ignore_eos: bool = False
-    cache_salt: str = ""
+    cache_salt: Name = ""
     max_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
 
 

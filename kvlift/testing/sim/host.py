@@ -46,6 +46,7 @@ class Host:
     _next_ns: int = 0
     _runs_from: dict[str, int] = field(factory=dict)
     _starving: str | None = None
+    _has_acted: bool = False
     _n_started: int = 0
 
     def __attrs_post_init__(self) -> None:
@@ -69,10 +70,10 @@ class Host:
         """Nobody is alive and nobody will come."""
         return not self.alive() and (self.is_closing or self._next is None)
 
-    def is_decoding(self) -> bool:
-        """The next tick of the host does something, whatever lands."""
-        moving = (Stand.STARTING, Stand.RUNNING, Stand.GROWING, Stand.READY, Stand.RETRACTED)
-        return any(job.stand in moving for job in self.jobs.values())
+    def is_moving(self) -> bool:
+        """The host has done something since the last tick, or its last call takes effect soon."""
+        moving = (Stand.STARTING, Stand.GROWING, Stand.RETRACTING)
+        return self._has_acted or any(job.stand in moving for job in self.jobs.values())
 
     def n_answer_tokens_left(self) -> int:
         return sum(job.order.n_answer - job.n_sampled for job in self.alive())
@@ -81,6 +82,7 @@ class Host:
 
     def schedule(self, world: World) -> None:
         """One scheduling step: everything that the host asks of the drivers before this tick."""
+        self._has_acted = False
         self._arrivals(world)
         self._abort(world)
         self._start_and_finish(world)
@@ -114,6 +116,7 @@ class Host:
         job.is_aborted = job.is_finished = False
         job.n_sampled = job.n_ready = 0
         self.n_submitted += 1
+        self._has_acted = True
         for driver in world.drivers:
             driver.submit(
                 job.rid,
@@ -135,6 +138,7 @@ class Host:
         job = faults.stream("abort").choice(jobs)
         job.is_aborted, job.stand = True, Stand.LEAVING
         job.give_pages_back()
+        self._has_acted = True
         for driver in world.drivers:
             driver.abort(job.rid)
 
@@ -150,6 +154,7 @@ class Host:
             elif job.stand is Stand.RUNNING and job.n_sampled >= job.order.n_answer:
                 job.stand, job.is_finished = Stand.LEAVING, True
                 output = job.output()
+                self._has_acted = True
                 for driver in world.drivers:
                     driver.finish(job.rid, output)
                 job.give_pages_back()
@@ -165,6 +170,7 @@ class Host:
         self._n_started += 1
         job.stand = Stand.STARTING
         job.started = job.started or self._n_started
+        self._has_acted = True
         for driver in world.drivers:
             driver.run(job.rid)
 
@@ -179,6 +185,7 @@ class Host:
                 if not job.has_room() and not self._grow(world, job):
                     break
                 job.sample(memories)
+                self._has_acted = True
 
     def _grow(self, world: World, job: Job) -> bool:
         answers: list[Growth] = [driver.grow(job.rid, 1) for driver in world.drivers]
@@ -214,6 +221,7 @@ class Host:
 
     def _retract(self, world: World, job: Job) -> None:
         output = job.output()
+        self._has_acted = True
         for driver in world.drivers:
             driver.retract(job.rid, output)
         job.give_pages_back()
@@ -231,6 +239,7 @@ class Host:
             if len(self._active()) >= self.plan.n_batch_max:
                 return
             job.stand = Stand.ASKED
+            self._has_acted = True
             for driver in world.drivers:
                 driver.resume(job.rid)
 

@@ -166,7 +166,7 @@ class Run:
         is_quiet = (
             not any(rank.effects() for rank in world.ranks)
             and not words_of(ticks[0])
-            and not self.host.is_decoding()
+            and not self.host.is_moving()
             and agenda.n_happened == 0
         )
         self._n_quiet = self._n_quiet + 1 if is_quiet else 0
