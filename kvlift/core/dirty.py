@@ -18,10 +18,25 @@ def n_device_dirty(draft: Draft) -> int:
     """Idle device pages that must not be taken yet; 0 unless pages are written back."""
     if draft.policy.write is not WritePolicy.BACK:
         return 0
-    n_dirty = sum(
-        s.n_pages for s in draft.index.segments.values() if is_idle(s, Tier.DEVICE) and s.is_dirty()
-    )
-    return min(n_dirty, draft.n_host_room_below())
+    dirty = [
+        s for s in draft.index.segments.values() if is_idle(s, Tier.DEVICE) and s.is_dirty()
+    ]
+    n_dirty = sum(s.n_pages for s in dirty)
+    if n_dirty <= draft.n_host_free():
+        return n_dirty
+    n_room = draft.n_host_room_below()
+    return min(n_room, sum(_n_can_go_down(draft, s, n_room) for s in dirty))
+
+
+def _n_can_go_down(draft: Draft, segment: Segment, n_room: int) -> int:
+    """Pages of a segment for which there is room. Its own path's host copies are none: a copy down
+    never costs the pages in front of it (`way_down`)."""
+    at = segment
+    while at.parent != ROOT and n_room > 0:
+        at = draft.index.segments[at.parent]
+        if at.host is not None and at.host_pins == 0 and at.device is None:
+            n_room -= at.n_pages
+    return max(0, min(segment.n_pages, n_room))
 
 
 def start_down(draft: Draft, n_pages: int) -> None:

@@ -51,6 +51,8 @@ def _parts_for(leader: Request, heir: Request) -> tuple[Part, ...]:
     assert isinstance(heir.phase, Filling)
     assert heir.phase.follow is not None
     page = heir.phase.lease.n_shared
+    if page < leader.phase.lease.n_shared:
+        return ()  # the leader's pages were flushed: they are in the index, and nobody finds them
     taken: list[Part] = []
     for part in leader.phase.parts:
         if part.start != page or part.stop > heir.phase.follow.stop or part.n_good == 0:

@@ -34,8 +34,10 @@ def reason_of(notice: HasEnded, local: Local) -> str:
     if notice.cause is None:
         return ""
     said = local.reasons.get(notice.hold)
-    what = f"prefill node {notice.peer} {WORDS[notice.cause]}"
-    return f"{what}: {said}" if said else what
+    node = f"prefill node {notice.peer}"
+    what = f"{node} {WORDS[notice.cause]}"
+    # The wire names the node as well, for its own log.
+    return f"{what}: {said.removeprefix(f'{node}: ')}" if said else what
 
 
 def tick_of(

@@ -85,7 +85,7 @@ class SimRanks:
                 raise RankLate(late, box.deadline_s)
             sent = [ballots[self.n_sent] for ballots in box.ballots]
         self.is_ballot_out = False
-        self.last_verdict = tuple(min(numbers) for numbers in zip(*sent, strict=True))
+        self.last_verdict = tuple(map(min, *sent)) if len(sent) > 1 else sent[0]
         return self.last_verdict
 
     def exchange(self, report: bytes) -> list[bytes]:

@@ -10,6 +10,7 @@ from kvlift.core.advance import Outcome, State, advance
 from kvlift.core.ballot import Verdict
 from kvlift.core.effect import SendHold, SendWant, StartLookup, StartPrefetch, StartRestore
 from kvlift.core.ids import Rid
+from kvlift.core.invariants import breaches
 from kvlift.core.landed import (
     Landed,
     LookupAnswered,
@@ -24,7 +25,7 @@ from kvlift.core.phase import Filling
 from kvlift.core.phase import Outcome as End
 from kvlift.core.policy import Policy, WritePolicy
 from kvlift.core.prompt import token_bytes
-from kvlift.core.submission import Abort, Finish, Resume, Retract, Run, Submission
+from kvlift.core.submission import Abort, Finish, Flush, Resume, Retract, Run, Submission
 from kvlift.core.tier import Tier
 from tests.core.scenario import Ranks, prompt_of, submit
 
@@ -175,6 +176,30 @@ def test_a_follower_that_was_submitted_before_its_leader_takes_over_what_is_left
     assert isinstance(request.phase, Filling)
     assert len(request.phase.lease.own) + request.phase.lease.n_shared == 5
     assert ranks.states[0].agreed.ledger.device_live == 5 + _n_draining(ranks)
+
+
+def test_a_follower_of_pages_that_were_flushed_takes_over_nothing_of_them() -> None:
+    ranks = Ranks(Policy(n_device_pages=20, n_host_pages=12))
+    _adopt(ranks, Tier.HOST, 1, 2)
+    for calls in ([submit("L", prompt_of(1, 2, 3, 4))], []):
+        ranks.tick(*calls)
+        ranks.tell(*(LookupAnswered(ticket, 0) for ticket in ranks.tickets(StartLookup)))
+    (restore,) = ranks.tickets(StartRestore)
+    ranks.tell(RestoreEnded(restore, 2))
+    ranks.tick()
+    for calls in ([Flush(Tier.DEVICE), submit("F", prompt_of(1, 2, 3, 4))], []):
+        ranks.tick(*calls)
+        ranks.tell(*(LookupAnswered(ticket, 0) for ticket in ranks.tickets(StartLookup)))
+    request = ranks.request("F")
+    assert request is not None
+    assert isinstance(request.phase, Filling)
+    assert request.phase.follow is not None
+    ranks.tick(Abort(Rid("L")))
+    request = ranks.request("F")
+    assert request is not None
+    assert isinstance(request.phase, Filling)
+    assert len(request.phase.lease.own) == 4
+    assert not breaches(ranks.states[0].agreed)
 
 
 def _n_draining(ranks: Ranks) -> int:

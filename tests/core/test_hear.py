@@ -7,6 +7,7 @@ from kvlift.core.effect import (
     CancelRestore,
     Effect,
     SendAborted,
+    SendCommitted,
     SendHold,
     SendWant,
     StartLookup,
@@ -300,7 +301,10 @@ def test_a_peer_that_never_confirms_an_abort_is_silent_in_the_end() -> None:
 def test_what_was_said_is_kept_until_the_tick_after_the_end() -> None:
     rank = _talking()
     rank.hear(TokenArrived(HOLD, 7, -0.5))
-    rank.order(closed=(HOLD,))
+    rank.order(_restore(11), closed=(HOLD,))
+    rank.order(_restore(12))
+    assert rank.local.tokens[HOLD] == (7, -0.5), "its request may still become ready"
+    rank.order(SendCommitted(ticket=HOLD))
     assert rank.local.tokens[HOLD] == (7, -0.5)
-    rank.order(_restore(11))
+    rank.order(_restore(13))
     assert HOLD not in rank.local.tokens

@@ -17,7 +17,7 @@ from kvlift.core.phase import Ended
 from kvlift.core.submission import Submission
 from kvlift.core.tier import Tier
 from kvlift.models.charts import CHARTS
-from kvlift.models.statechart import Follower, build
+from kvlift.models.statechart import Edge, Follower, build
 from kvlift.runtime.observer import SilentObserver
 from kvlift.testing.clock import NS_PER_MS
 from kvlift.testing.sim_memory import Mode
@@ -40,7 +40,7 @@ class Charts(SilentObserver):
     """A chart for each request and descent, fed with the arrows of every decision."""
 
     followers: dict[tuple[str, int], Follower] = field(factory=dict)
-    n_arrows: int = 0
+    taken: set[Edge] = field(factory=set)
 
     def ticked(
         self,
@@ -67,7 +67,7 @@ class Charts(SilentObserver):
                 follower = Follower(build(chart.edges, initial=chart.initial))
                 self.followers[name, mover] = follower
             follower.feed(*arrow)
-            self.n_arrows += 1
+            self.taken.add(arrow)
             if arrow[2] in (Ended, Settled):
                 self.followers.pop((name, mover)).leave()
 

@@ -1,7 +1,7 @@
 """The way down: finished pages go to the host and to storage while others need their room."""
 
 from kvlift.core.local import Limits
-from kvlift.core.policy import Policy, WritePolicy
+from kvlift.core.policy import Policy, Switch, WritePolicy
 from kvlift.models.worlds import goals
 from kvlift.models.worlds.host import Life, prompt_of
 from kvlift.models.worlds.situation import Situation
@@ -9,6 +9,8 @@ from kvlift.models.worlds.weather import Climate
 
 A = prompt_of(1, 1, 2, 2)
 B = prompt_of(1, 1, 3, 3)
+C = prompt_of(1, 1, 5, 5, 6)
+D = prompt_of(8, 8, 9, 9)
 
 
 def mirror(*, deep: bool) -> Situation:
@@ -26,7 +28,7 @@ def mirror(*, deep: bool) -> Situation:
         preamble="world page=2 device=3 host=2\n"
         "config mirrors_in_flight_max=1 persists_in_flight_max=1",
         n_faults=2 if deep else 1,
-        others=("flush device", "flush host", "flush all", "detach storage"),
+        others=("flush device", "flush host", "flush all", "detach storage", "attach storage"),
         goals=(goals.READY, goals.MIRROR_DURING_FLUSH),
     )
 
@@ -37,18 +39,21 @@ def back(*, deep: bool) -> Situation:
         name="back",
         lives=(
             Life(rid="A", prompt=A, story="pages=2"),
-            Life(rid="B", prompt=prompt_of(5, 5, 6), story="pages=1 tokens=3", n_growths=1),
+            Life(rid="B", prompt=C, story="from=A[0:1] pages=2 tokens=5", n_growths=1),
+            Life(rid="D", prompt=D, story="pages=2", after="B"),
         ),
         policy=Policy(
-            n_device_pages=3,
+            n_device_pages=4,
             n_host_pages=2 if deep else 1,
             write=WritePolicy.BACK,
+            persist=Switch.OFF,
             write_back_low_water_pages=1,
         ),
         limits=Limits(),
         climate=Climate(has_pieces=False),
-        preamble="world page=2 device=3 host=1\nconfig write=back write_back_low_water_pages=1",
+        preamble="world page=2 device=4 host=1\nconfig write=back persist=off write_back_low_water_pages=1",
         n_faults=1,
-        others=("flush host", "detach storage"),
+        storage=Switch.OFF,
+        others=("flush host",),
         goals=(goals.READY, goals.WAITS),
     )

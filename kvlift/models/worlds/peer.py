@@ -5,8 +5,8 @@ from kvlift.core.local import Limits
 from kvlift.core.policy import Policy, Switch, WritePolicy
 from kvlift.models.worlds import goals
 from kvlift.models.worlds.host import Life, prompt_of
+from kvlift.models.worlds.opening import Placed, Put
 from kvlift.models.worlds.situation import Situation
-from kvlift.models.worlds.stage import Placed, Put
 from kvlift.models.worlds.weather import Climate
 
 A = prompt_of(1, 1, 2)

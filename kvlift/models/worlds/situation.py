@@ -20,7 +20,8 @@ from kvlift.models.statechart import Edge, edge_name
 from kvlift.models.worlds.claims import claims_of
 from kvlift.models.worlds.ghost import Rank
 from kvlift.models.worlds.host import Call, Life, Stand, calls, heard
-from kvlift.models.worlds.stage import Now, Put, Stage
+from kvlift.models.worlds.opening import Put
+from kvlift.models.worlds.stage import Now, Stage
 from kvlift.models.worlds.weather import Climate, Event, events
 
 _DESCENTS: Final = (Due, Mirroring, Stowing, Persisting, Settled)

@@ -6,14 +6,12 @@ each situation once, however it came about.
 """
 
 from collections.abc import Callable, Hashable
-from enum import Enum
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from attrs import define, evolve, field, frozen
 
-from kvlift.core.adopt import adopt_agreed
 from kvlift.core.advance import Decision, State, advance, advance_agreed, grow_agreed
-from kvlift.core.agreed import Agreed, agreed_at_start, is_under_way
+from kvlift.core.agreed import Agreed, is_under_way
 from kvlift.core.ballot import Room, Verdict, from_wire, proofs, slots, to_wire
 from kvlift.core.canonical import (
     Name,
@@ -27,13 +25,11 @@ from kvlift.core.canonical import (
 )
 from kvlift.core.hear import hear, order
 from kvlift.core.ids import DeviceHandle, Rid, Ticket
-from kvlift.core.local import NS_PER_MS, Limits, Local, first_deadline_ns, seen
+from kvlift.core.local import NS_PER_MS, Limits, first_deadline_ns, seen
 from kvlift.core.notice import BecameReady
 from kvlift.core.phase import Running
 from kvlift.core.policy import Policy, Switch
-from kvlift.core.prompt import Prompt
 from kvlift.core.submission import Finish, Retract, Submission
-from kvlift.core.tier import Tier
 from kvlift.models.memo import memo
 from kvlift.models.worlds.ghost import (
     DIFFERENT,
@@ -47,6 +43,8 @@ from kvlift.models.worlds.ghost import (
     tag_of,
 )
 from kvlift.models.worlds.host import Stand
+from kvlift.models.worlds.opening import Put, opened
+from kvlift.models.worlds.truth import is_right, is_true
 from kvlift.models.worlds.weather import Climate, delivered
 
 V = TypeVar("V")
@@ -101,23 +99,6 @@ class Turn:
     naming: Naming
     number_after: int
     is_growth: bool = False
-
-
-class Placed(Enum):
-    """Where a page is put before anything happens."""
-
-    DEVICE = "device"
-    HOST = "host"
-    STORAGE = "storage"
-
-
-@frozen(kw_only=True)
-class Put:
-    prompt: Prompt
-    start: int
-    stop: int
-    place: Placed
-    rank: int | None = None
 
 
 @define(eq=False)
@@ -282,9 +263,9 @@ class Stage:
         if not is_same:
             bench.blame(DIFFERENT)
         for notice in turn.decision.notices:
-            if isinstance(notice, BecameReady) and not _is_right(turn.after, notice, bench.device):
+            if isinstance(notice, BecameReady) and not is_right(turn.after, notice, bench.device):
                 bench.blame(WRONG_CONTENT)
-        if not _is_true(turn.after, bench):
+        if not is_true(turn.after, bench):
             bench.blame(LYING_INDEX)
         return self.number_of_rank(self._renamed(bench.done(), turn.naming))
 
@@ -345,38 +326,12 @@ class Stage:
         device = tuple(DevicePage(p.page, tags.get(p.page, p.tag)) for p in rank.device)
         return self.number_of_rank(evolve(rank, device=device))
 
-    # Before anything happens.
-
     def opening(self, puts: tuple[Put, ...], storage: Switch) -> tuple[int, tuple[int, ...]]:
         """The agreed state and the ranks with some pages in place already."""
-        agreed = agreed_at_start(self.policy, storage)
-        device: list[DevicePage] = []
-        host: list[HostPage] = []
-        for put in puts:
-            if put.place is Placed.STORAGE:
-                continue
-            tier = Tier.DEVICE if put.place is Placed.DEVICE else Tier.HOST
-            agreed, _decision, adopted = adopt_agreed(
-                agreed, tier, put.prompt, put.start, put.stop, self.policy
-            )
-            tags = [tag_of(put.prompt, at) for at in adopted.positions]
-            device += map(DevicePage, adopted.device, tags)
-            host += map(HostPage, adopted.host, tags)
+        agreed, ranks = opened(self.policy, puts, storage, self.n_ranks)
         naming = naming_of(agreed)
         number = self.number_of_agreed(renamed_agreed(agreed, naming, self.policy))
-        ranks = []
-        for at in range(self.n_ranks):
-            stored = {
-                tag_of(put.prompt, page)
-                for put in puts
-                if put.place is Placed.STORAGE and put.rank in (None, at)
-                for page in range(put.start, put.stop)
-            }
-            rank = Rank(
-                local=Local(), device=tuple(device), host=tuple(host), stored=frozenset(stored)
-            )
-            ranks.append(self.number_of_rank(self._renamed(rank, naming)))
-        return number, tuple(ranks)
+        return number, tuple(self.number_of_rank(self._renamed(rank, naming)) for rank in ranks)
 
 
 def _knows(naming: Naming, rank: Rank) -> bool:
@@ -391,43 +346,3 @@ P = TypeVar("P", DevicePage, HostPage)
 
 def _sorted(pages: tuple[P, ...]) -> tuple[P, ...]:
     return tuple(sorted(pages, key=lambda one: one.page))
-
-
-def _is_right(agreed: Agreed, notice: BecameReady, device: dict[DeviceHandle, Tag | None]) -> bool:
-    """Every position that the notice calls good holds what the prompt says."""
-    prompt = agreed.requests[notice.attempt].prompt
-    n_kept = len(notice.pages)
-    if notice.n_tokens_kept is not None:
-        n_kept = -(-notice.n_tokens_kept // prompt.page_tokens)
-    return len(notice.pages) == prompt.n_pages and all(
-        device.get(page) == tag_of(prompt, at) for at, page in enumerate(notice.pages[:n_kept])
-    )
-
-
-def _is_true(agreed: Agreed, bench: Bench) -> bool:
-    """Every page of the index holds on this rank what its tokens say."""
-    path_by_segment: dict[int, bytes] = {0: b""}
-    todo = list(agreed.index.segments.values())
-    while todo:
-        waiting = []
-        for segment in todo:
-            if segment.parent not in path_by_segment:
-                waiting.append(segment)
-                continue
-            path = path_by_segment[segment.parent]
-            path_by_segment[segment.id] = path + segment.tokens
-            size = len(segment.tokens) // segment.n_pages
-            tags = [
-                segment.namespace + path + segment.tokens[: (at + 1) * size]
-                for at in range(segment.n_pages)
-            ]
-            pairs_up = zip(segment.device or (), tags, strict=False)
-            pairs_down = zip(segment.host or (), tags, strict=False)
-            if any(bench.device.get(page) != tag for page, tag in pairs_up):
-                return False
-            if any(bench.host.get(page) != tag for page, tag in pairs_down):
-                return False
-        if len(waiting) == len(todo):
-            return False
-        todo = waiting
-    return True

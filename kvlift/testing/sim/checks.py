@@ -4,20 +4,26 @@ at the physical page tables, at what the ports have in flight, and at what the h
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final
 
 from attrs import asdict, define, field
 
+from kvlift.core.counts import Counts, device_counts, host_counts
 from kvlift.core.tier import Source, Tier
 from kvlift.effects.pages import PageTable
 from kvlift.runtime.driver import Driver
+from kvlift.runtime.snapshot import counts_of_rank
 from kvlift.runtime.tick import Tick
 from kvlift.testing.sim.job import Job
 from kvlift.testing.sim.world import World
 from kvlift.testing.sim_memory import PageValue
+from kvlift.testing.story_view import rank_view
 from kvlift.testing.watch import RankFacts, TierFacts, Watch
 
 CACHED = (Source.DEVICE, Source.HOST, Source.STORAGE)
-MANY = ("", 0)
+MANY: Final = ("", 0)
+TICKS_BETWEEN_LOOKS: Final = 25
+"""Looking at every cached page costs more than a tick."""
 
 
 @define(eq=False)
@@ -28,15 +34,14 @@ class Checks:
 
     watch: Watch = field(factory=Watch)
     bringer: dict[PageValue, tuple[str, int]] = field(factory=dict)
-    _known: set[tuple[str, int]] = field(factory=set)
+    n_ticks: int = 0
+    _n_noted: dict[tuple[str, int], int] = field(factory=dict)
 
-    def broken(
-        self, world: World, ticks: Sequence[Tick], jobs: Mapping[str, Job]
-    ) -> Iterator[str]:
+    def broken(self, world: World, ticks: Sequence[Tick], jobs: Mapping[str, Job]) -> Iterator[str]:
         """Every claim that does not hold after this tick, each with the name of its checker."""
         yield from (f"calls: {bug}" for bug in world.bugs)
         yield from agreement(world.drivers, ticks)
-        facts = [facts_of(driver) for driver in world.drivers]
+        facts = [facts_of(world, number) for number in range(len(world.ranks))]
         for claim in self.watch.broken(world.ranks, facts, ()):
             yield f"conservation: {claim}"
         held = [job for job in jobs.values() if job.has_pages]
@@ -45,17 +50,23 @@ class Checks:
         for job in jobs.values():
             self._note(job)
         yield from self._origins(ticks, jobs)
+        self.n_ticks += 1
+        if self.n_ticks % TICKS_BETWEEN_LOOKS == 0:
+            yield from cached_bytes(world)
 
     def _note(self, job: Job) -> None:
         """A submission may bring the pages of its prompt, and those that it decodes."""
         submission = (job.rid, job.n_tries)
-        if submission not in self._known or job.has_pages:
-            self._known.add(submission)
-            n_tokens = max(job.order.prompt.n_tokens, job.n_tokens_with_kv)
-            for position in range(n_tokens // job.page_tokens):
-                value = job.value(position)
-                if self.bringer.setdefault(value, submission) != submission:
-                    self.bringer[value] = MANY
+        n_noted = self._n_noted.get(submission, 0)
+        n_tokens = max(job.order.prompt.n_tokens, job.n_tokens_with_kv)
+        n_pages = n_tokens // job.page_tokens
+        if n_pages <= n_noted:
+            return
+        self._n_noted[submission] = n_pages
+        for position in range(n_noted, n_pages):
+            value = job.value(position)
+            if self.bringer.setdefault(value, submission) != submission:
+                self.bringer[value] = MANY
 
     def _origins(self, ticks: Sequence[Tick], jobs: Mapping[str, Job]) -> Iterator[str]:
         """What came from the cache is what another submission of this namespace could bring."""
@@ -97,22 +108,37 @@ def words_of(tick: Tick) -> str:
     return "; ".join(parts)
 
 
-def facts_of(driver: Driver) -> RankFacts:
-    snapshot = driver.snapshot()
+def facts_of(world: World, number: int) -> RankFacts:
+    """What a driver says of itself: its counts, and who has which physical page."""
+    driver, aside = world.drivers[number], world.asides[number]
+    agreed = driver.state.agreed
+    device, host = driver.page_table(Tier.DEVICE), driver.page_table(Tier.HOST)
     return RankFacts(
-        device=_tier(
-            driver.page_table(Tier.DEVICE), asdict(snapshot.device), snapshot.n_device_aside
-        ),
-        host=_tier(driver.page_table(Tier.HOST), asdict(snapshot.host), snapshot.n_host_aside),
-        open_tickets=frozenset(driver.state.agreed.tickets),
+        device=_tier(device, device_counts(agreed), aside.get(Tier.DEVICE, 0)),
+        host=_tier(host, host_counts(agreed), aside.get(Tier.HOST, 0)),
+        open_tickets=frozenset(agreed.tickets),
     )
 
 
-def _tier(table: PageTable, counts: Mapping[str, int], n_aside: int) -> TierFacts:
+def cached_bytes(world: World) -> Iterator[str]:
+    """Every page of the index, on the device and on the host, holds what its tokens say."""
+    for number, (driver, rank) in enumerate(zip(world.drivers, world.ranks, strict=True)):
+        facts = rank_view(driver).facts
+        for tier, said, memory in (
+            ("device", facts.device, rank.memory.device),
+            ("host", facts.host, rank.memory.host),
+        ):
+            wrong = [page for page, value in said.cached.items() if memory[page] != value]
+            if wrong:
+                yield f"bytes: rank {number}: cached {tier} pages {wrong} hold something else"
+
+
+def _tier(table: PageTable, counts: Counts, n_aside: int) -> TierFacts:
     used = table.live()
+    counted = counts_of_rank(counts, table.n_pages, n_aside)
     return TierFacts(
         capacity=table.n_pages,
-        counts=counts,
+        counts=asdict(counted),
         n_aside=min(n_aside, table.n_pages - len(used)),
         free_pages=table.free_pages(),
         used_pages=used,

@@ -8,7 +8,9 @@ from attrs import define, field
 
 @define(eq=False)
 class Excuses:
-    """`of_request`: (when, what) by request. `of_node`: (from, to, what) by node; `to` None: still."""
+    """`of_request`: (when, what) by request. `of_node`: (from, to, what) by node.
+
+    `to` None: still."""
 
     of_request: dict[str, list[tuple[int, str]]] = field(factory=dict)
     of_node: dict[str, list[tuple[int, int | None, str]]] = field(factory=dict)

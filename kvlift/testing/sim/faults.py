@@ -52,8 +52,8 @@ A_TICK: Final = frozenset(
 )  # fmt: skip
 """Kinds that may strike once a tick; the others may strike at every operation."""
 
-RATES_A_TICK: Final = (0.01, 0.03, 0.1)
-RATES_AN_OPERATION: Final = (0.03, 0.1, 0.3, 0.7)
+RATES_A_TICK: Final = (0.005, 0.02, 0.06)
+RATES_AN_OPERATION: Final = (0.02, 0.05, 0.2, 0.5)
 CALM_SHARE: Final = 0.1
 """Runs without any fault, where faults are drawn."""
 

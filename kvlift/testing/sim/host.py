@@ -206,14 +206,17 @@ class Host:
 
     def _make_room(self, world: World, job: Job) -> None:
         """Growth was refused: the youngest of the batch goes, never the oldest for another."""
-        running = [one for one in self.jobs.values() if one.stand is Stand.RUNNING]
-        youngest = max(running, key=lambda one: one.started, default=job)
-        if youngest is job and len(running) > 1:
+        batch = [
+            one for one in self.jobs.values() if one.stand in (Stand.RUNNING, Stand.GROWING)
+        ]
+        youngest = max(batch, key=lambda one: one.started, default=job)
+        if youngest is job and len(batch) > 1:
             self._retract(world, job)
             return
         self._starving = job.rid
         if youngest is not job:
-            self._retract(world, youngest)
+            if youngest.stand is Stand.RUNNING:
+                self._retract(world, youngest)
             return
         ready = [one for one in self.jobs.values() if one.stand is Stand.READY]
         if ready and len(self._active()) <= 1:
@@ -322,4 +325,3 @@ class Host:
             self.failed_by_cache.append(said)
         if job.node not in ended.reason:
             self.claims.append(f"outcome: the reason of {job.rid} names no peer: {ended.reason!r}")
-

@@ -71,8 +71,8 @@ def drawn_plan(seed: int, options: Options, *, least_device_pages: int = 4) -> P
     n_ranks_drawn = draw.choice((1, 2, 2, 3, 4))
     n_ranks = n_ranks_drawn if options.n_ranks is None else options.n_ranks
     page_tokens = draw.choice((1, 2, 4, 8))
-    n_device = max(least_device_pages, draw.choice((6, 10, 16, 24, 40, 64, 96)))
-    n_host = draw.choice((0, 4, 16, 32, 64, 128))
+    n_device = max(least_device_pages, draw.choice((6, 10, 16, 24, 32, 48)))
+    n_host = draw.choice((0, 4, 8, 16, 32, 96))
     config = _config(draw, page_tokens, n_device, n_host)
     n_output = draw.choice((0, 1, 2, min(6, n_device // 4)))
     n_prompt = min(PROMPT_PAGES_MOST, draw.choice((n_device, n_device // 2, n_device // 4)))
@@ -81,7 +81,7 @@ def drawn_plan(seed: int, options: Options, *, least_device_pages: int = 4) -> P
         seed=seed,
         n_ranks=n_ranks,
         config=config,
-        n_storage_pages=draw.choice((None, 4, 16, 64, 256)),
+        n_storage_pages=draw.choice((None, None, 4, 64, 256)),
         n_nodes=draw.choice((1, 2, 2, 3)),
         skews=tuple((draw.randrange(10**12), draw.randint(-500, 500)) for _ in range(n_ranks)),
         step_ns=step_ns,
@@ -105,11 +105,11 @@ def _config(draw: Random, page_tokens: int, n_device: int, n_host: int) -> Confi
         "device_pages": n_device,
         "host_pages": n_host,
         "write": write,
-        "persist": draw.choice(("on", "on", "off")),
+        "persist": draw.choice(("on", "on", "on", "off")),
         "prefetch": draw.choice(("wait_complete", "deadline", "best_effort")),
         "prefetch_deadline_ms": draw.choice((20, 200, 1000)),
         "prefetch_stall_ms": draw.choice((100, 1000, 30_000)),
-        "prefetch_min_pages": draw.choice((1, 1, 2, 4)),
+        "prefetch_min_pages": draw.choice((1, 1, 1, 3)),
         "transfer_deadline_ms": draw.choice((400, 2000, 60_000)),
         "quarantine_max_ms": draw.choice((2000, 30_000, 300_000)),
         "eviction": draw.choice(("lru", "lfu", "fifo", "priority")),
@@ -117,7 +117,7 @@ def _config(draw: Random, page_tokens: int, n_device: int, n_host: int) -> Confi
         "bypass_max": draw.choice((0, 2, 16)),
         "cost_model": draw.choice(("off", "off", "on")),
         "first_token": draw.choice(("on", "on", "on", "off")),
-        "ballot_slots": draw.choice((8, 16, 64)),
+        "ballot_slots": draw.choice((8, 8, 16, 32)),
         "idle_ballots": draw.choice(("off", "off", "on")),
     }
     for kind in ("prefetches", "restores", "mirrors", "persists"):

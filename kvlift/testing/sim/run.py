@@ -22,7 +22,7 @@ from kvlift.testing.sim.workload import (
 )
 from kvlift.testing.sim.world import World
 
-QUIET_TICKS: Final = 3
+QUIET_TICKS: Final = 2
 """Ticks in a row in which nothing happened; then time jumps to whatever comes next."""
 
 N_REQUESTS_MAX: Final = 1 << 30
@@ -155,9 +155,7 @@ class Run:
         self.host.hear(world, ticks)
         world.look()
         said = f"{world.agenda.now_ns}:{words_of(ticks[0])}".encode()
-        self._decided = sha256(
-            self._decided + world.drivers[0].state.agreed.digest + said
-        ).digest()
+        self._decided = sha256(self._decided + world.drivers[0].state.agreed.digest + said).digest()
         return ticks
 
     def _pass_time(self, ticks: Sequence[Tick]) -> None:
@@ -216,4 +214,3 @@ def _where(error: Exception) -> str:
 def play(seed: int, options: Options) -> Result:
     """Play one seed. Raises `TraceError` where the trace can't be read."""
     return Run(seed, options).play()
-

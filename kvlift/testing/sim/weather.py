@@ -55,9 +55,7 @@ class Weather:
         world.faults.is_healed = True
         for number in list(self._limits):
             self._empty(number)
-        for driver in world.drivers:
-            driver.set_aside(Tier.DEVICE, 0)
-            driver.set_aside(Tier.HOST, 0)
+        world.give_all_back()
         self._attach()
         for landings in world.landings:
             landings.speak()
@@ -65,13 +63,9 @@ class Weather:
         for node in silent[1 if world.plan.stays_silent and len(world.nodes) > 1 else 0 :]:
             world.speak(node)
         for node in world.nodes.values():
-            world.revive(node) if not node.is_alive else None
+            world.revive(node)
 
     # Storage.
-
-    def _stored(self, draw: Random) -> tuple[int, list[object]]:
-        number = draw.randrange(len(self.world.ranks))
-        return number, list(self.world.ranks[number].store.pages)
 
     def _damage(self, draw: Random) -> bool:
         store = draw.choice(self.world.ranks).store
@@ -209,19 +203,19 @@ class Weather:
         return True
 
     def _set_aside(self, draw: Random) -> bool:
-        driver = draw.choice(self.world.drivers)
+        number = draw.randrange(len(self.world.drivers))
         tier = draw.choice((Tier.DEVICE, Tier.HOST))
         config = self.world.plan.config
         n_all = config.device_pages if tier is Tier.DEVICE else config.host_pages
-        driver.set_aside(tier, draw.randint(1, max(1, n_all // 2)))
+        if n_all == 0:
+            return False
+        self.world.set_aside(number, tier, draw.randint(1, max(1, n_all // 2)))
         self._asides += 1
-        number = self._asides
+        latest = self._asides
 
         def give_back() -> None:
-            if number == self._asides:
-                for each in self.world.drivers:
-                    each.set_aside(Tier.DEVICE, 0)
-                    each.set_aside(Tier.HOST, 0)
+            if latest == self._asides:
+                self.world.give_all_back()
 
         self._after(draw, give_back)
         return True

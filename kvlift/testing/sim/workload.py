@@ -18,7 +18,7 @@ from kvlift.runtime.demo.trace import BLOCK_TOKENS, TraceRequest, read_trace
 from kvlift.testing.sim.plan import NS_PER_MS, Plan
 
 TOKEN_MAX: Final = (1 << 31) - 1
-N_REMEMBERED: Final = 24
+N_REMEMBERED: Final = 80
 TRACE_WINDOW: Final = 64
 """Requests of a trace that one seed plays; other seeds begin elsewhere in it."""
 

@@ -7,6 +7,7 @@ from typing import Final
 
 from attrs import define, field, frozen
 
+from kvlift.core.tier import Tier
 from kvlift.runtime.driver import Driver
 from kvlift.runtime.interpret import Ports
 from kvlift.runtime.observer import SilentObserver
@@ -48,6 +49,7 @@ class World:
     agenda: Agenda = field(factory=Agenda)
     excuses: Excuses = field(factory=Excuses)
     bugs: list[str] = field(factory=list)
+    asides: list[dict[Tier, int]] = field(init=False)
     nodes: dict[str, PrefillNode] = field(init=False)
     ranks: list[SimRank] = field(init=False)
     landings: list[Landings] = field(init=False)
@@ -58,11 +60,10 @@ class World:
         plan = self.plan
         names = [f"prefill-{number}" for number in range(plan.n_nodes)]
         self.nodes = {
-            name: PrefillNode(
-                name, plan.n_ranks, Mode.HELD, first_token=lambda _rid, _prompt: None
-            )
+            name: PrefillNode(name, plan.n_ranks, Mode.HELD, first_token=lambda _rid, _prompt: None)
             for name in names
         }
+        self.asides = [{} for _ in range(plan.n_ranks)]
         ends = in_process_ranks(plan.n_ranks)
         self.ranks = [self._rank(number, ends[number]) for number in range(plan.n_ranks)]
         self.landings = [
@@ -130,6 +131,16 @@ class World:
             landings.look()
         for wires in self.wires:
             wires.look()
+
+    def set_aside(self, number: int, tier: Tier, n_pages: int) -> None:
+        """Pages of a tier are somebody else's on one rank."""
+        self.asides[number][tier] = n_pages
+        self.drivers[number].set_aside(tier, n_pages)
+
+    def give_all_back(self) -> None:
+        for number in range(len(self.drivers)):
+            for tier in (Tier.DEVICE, Tier.HOST):
+                self.set_aside(number, tier, 0)
 
     def memories(self) -> list[SimMemory]:
         return [rank.memory for rank in self.ranks]
