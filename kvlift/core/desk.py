@@ -10,6 +10,7 @@ from attrs import evolve
 
 from kvlift.core.agreed import Kind, Rates
 from kvlift.core.effect import (
+    CancelPersist,
     CancelPrefetch,
     CancelRestore,
     ClosePeer,
@@ -96,6 +97,8 @@ class Desk:
                 self._begin_or_park(effect, ticket, Kind.MIRROR, len(host))
             case StartPersist(ticket=ticket, positions=positions):
                 self._begin_or_park(effect, ticket, Kind.PERSIST, len(positions))
+                if effect.device:
+                    self._limit_persist(ticket)
             case CancelPrefetch(ticket=ticket, n_pages_kept=n_kept):
                 self._cancel_prefetch(effect, ticket, n_kept)
             case CancelRestore(ticket=ticket):
@@ -113,7 +116,8 @@ class Desk:
                 self.leaving.append(ticket)
                 self.started.append(effect)
             case (
-                TakeDevice()
+                CancelPersist()
+                | TakeDevice()
                 | FreeDevice()
                 | TakeHost()
                 | FreeHost()
@@ -145,6 +149,20 @@ class Desk:
             begun_ns=self.now_ns,
             timeout_ms=timeout_ms,
         )
+
+    def _limit_persist(self, ticket: Ticket) -> None:
+        """A silent store may keep host pages, but not those of the device: requests need them."""
+        timeout_ms = self.limits.prefetch_stall_ms
+        self.watches[ticket] = evolve(self.watches[ticket], timeout_ms=timeout_ms)
+
+    def persist_overdue(self, ticket: Ticket, watch: Watch) -> None:
+        """Called back; one that has not begun is simply not begun."""
+        if watch.has_begun:
+            self.watches[ticket] = evolve(watch, timeout_ms=None)
+            self.started.append(CancelPersist(ticket=ticket))
+        else:
+            self._unpark(ticket)
+            self.watches[ticket] = ended_with(watch, 0)
 
     def _has_turn(self, kind: Kind) -> bool:
         limit = self.limits.n_in_flight_max(kind)

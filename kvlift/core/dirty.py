@@ -18,9 +18,7 @@ def n_device_dirty(draft: Draft) -> int:
     """Idle device pages that must not be taken yet; 0 unless pages are written back."""
     if draft.policy.write is not WritePolicy.BACK:
         return 0
-    dirty = [
-        s for s in draft.index.segments.values() if is_idle(s, Tier.DEVICE) and s.is_dirty()
-    ]
+    dirty = [s for s in draft.index.segments.values() if is_idle(s, Tier.DEVICE) and s.is_dirty()]
     n_dirty = sum(s.n_pages for s in dirty)
     if n_dirty <= draft.n_host_free():
         return n_dirty

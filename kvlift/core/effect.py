@@ -132,6 +132,13 @@ class StartPersist:
 
 
 @frozen(kw_only=True)
+class CancelPersist:
+    """A write from the device that makes no progress must let go of the device's pages."""
+
+    ticket: Ticket
+
+
+@frozen(kw_only=True)
 class SendHold:
     """Tell the prefill node that a request exists here, so that it keeps the request's pages."""
 
@@ -195,6 +202,7 @@ Effect: TypeAlias = (
     | CancelRestore
     | StartMirror
     | StartPersist
+    | CancelPersist
     | SendHold
     | SendWant
     | SendCommitted
@@ -221,6 +229,7 @@ ANSWERS: Final[Mapping[type[Effect], frozenset[type[Landed]]]] = MappingProxyTyp
         CancelRestore: _NOTHING,
         StartMirror: frozenset({MirrorEnded}),
         StartPersist: frozenset({PersistEnded}),
+        CancelPersist: _NOTHING,
         SendHold: _PEER,
         SendWant: _PEER,
         SendCommitted: _NOTHING,

@@ -153,7 +153,9 @@ def _overdue(desk: Desk, ticket: Ticket, watch: Watch) -> None:
             for hold, token in desk.token_by_hold.items():
                 if token == ticket and hold in desk.watches:
                     desk.peer_failed(hold, PeerCause.TOKEN_OVERDUE)
-        case Kind.LOOKUP | Kind.READ | Kind.COPY | Kind.TAIL | Kind.MIRROR | Kind.PERSIST:
+        case Kind.PERSIST:
+            desk.persist_overdue(ticket, watch)
+        case Kind.LOOKUP | Kind.READ | Kind.COPY | Kind.TAIL | Kind.MIRROR:
             desk.watches[ticket] = given_up(watch)
         case _:
             assert_never(watch.kind)

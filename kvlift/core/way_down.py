@@ -25,10 +25,11 @@ from kvlift.core.descent import (
 )
 from kvlift.core.draft import Draft
 from kvlift.core.effect import StartMirror, StartPersist
+from kvlift.core.eviction import is_idle
 from kvlift.core.ids import DeviceHandle, HostHandle
 from kvlift.core.index import Segment, walk
 from kvlift.core.notice import PageLost
-from kvlift.core.policy import Switch
+from kvlift.core.policy import Switch, WritePolicy
 from kvlift.core.prompt import Prompt
 from kvlift.core.tier import Tier
 
@@ -173,7 +174,20 @@ def _mirrored(draft: Draft, prompt: Prompt, mirroring: Mirroring, n_good: int) -
         index.unpin(Tier.DEVICE, prompt, start, stop)
     draft.free_host(tuple(useless))
     if n_good < len(mirroring.positions):
+        _drop_what_cannot_go_down(draft, prompt, mirroring.positions[n_good:])
         draft.notices.append(PageLost(tier="host", n_pages=len(mirroring.positions) - n_good))
+
+
+def _drop_what_cannot_go_down(draft: Draft, prompt: Prompt, positions: tuple[int, ...]) -> None:
+    """With write-back, dirty pages hold up those that need their room until they are below. If the
+    copy failed, they are forgotten: else a copy that fails for ever would hold them up for ever."""
+    if draft.policy.write is not WritePolicy.BACK:
+        return
+    lost = set(positions)
+    for segment, start, n_common in reversed(list(walk(draft.index.view(), prompt))):
+        is_lost = n_common == segment.n_pages and lost.issuperset(range(start, start + n_common))
+        if is_lost and is_idle(segment, Tier.DEVICE) and segment.is_dirty():
+            draft.index.forget(Tier.DEVICE, segment)
 
 
 # To storage.

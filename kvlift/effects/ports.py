@@ -68,6 +68,10 @@ class Store(Protocol):
     ) -> None:
         """The same from device pages, through a bounce buffer of the store's own."""
 
+    def cancel_persist(self, ticket: Ticket) -> None:
+        """For a write from the device: begin no further page, and answer `PersistEnded` as soon as
+        no device page is being read, even where a write hangs. Of other writes: best effort."""
+
     def forget_all(self) -> None:
         """Drop every page that this store holds; asynchronous, without an answer."""
 

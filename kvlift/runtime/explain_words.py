@@ -96,6 +96,8 @@ def started_words(row: EffectRow) -> str:
             return "the prefill node is asked for the first token alone"
         case "CancelPrefetch":
             return f"the read from storage is called off, {pages(row.n_pages)} of it are kept"
+        case "CancelPersist":
+            return "a write that does not move must let go of the device's pages"
         case "CancelRestore":
             return "the restore is dropped where it has not begun"
         case "SendCommitted":

@@ -7,6 +7,7 @@ from typing import assert_never
 from attrs import field, frozen
 
 from kvlift.core.effect import (
+    CancelPersist,
     CancelPrefetch,
     CancelRestore,
     ClosePeer,
@@ -76,7 +77,14 @@ def run_effect(effect: Effect, ports: Ports, device: PageTable, host: PageTable)
             ports.peers.close_peer(ticket)
         case CancelRestore():
             pass  # the desk has dropped it if it had not begun; a running copy is left alone
-        case StartLookup() | StartPrefetch() | CancelPrefetch() | StartPersist() | ForgetStorage():
+        case (
+            StartLookup()
+            | StartPrefetch()
+            | CancelPrefetch()
+            | StartPersist()
+            | CancelPersist()
+            | ForgetStorage()
+        ):
             if ports.store is not None:
                 _run_store(effect, ports.store, device, host)
         case _:
@@ -84,7 +92,12 @@ def run_effect(effect: Effect, ports: Ports, device: PageTable, host: PageTable)
 
 
 def _run_store(
-    effect: StartLookup | StartPrefetch | CancelPrefetch | StartPersist | ForgetStorage,
+    effect: StartLookup
+    | StartPrefetch
+    | CancelPrefetch
+    | StartPersist
+    | CancelPersist
+    | ForgetStorage,
     store: Store,
     device: PageTable,
     host: PageTable,
@@ -97,6 +110,8 @@ def _run_store(
             store.start_prefetch(ticket, run, host.resolve(effect.host))
         case CancelPrefetch(ticket=ticket):
             store.cancel_prefetch(ticket)
+        case CancelPersist(ticket=ticket):
+            store.cancel_persist(ticket)
         case StartPersist(ticket=ticket, prompt=prompt, positions=positions):
             run = PageRun(prompt, positions)
             if effect.host:

@@ -22,6 +22,7 @@ import msgspec
 from kvlift.core.advance import Decision
 from kvlift.core.agreed import Agreed, Kind
 from kvlift.core.effect import (
+    CancelPersist,
     CancelPrefetch,
     CancelRestore,
     ClosePeer,
@@ -238,5 +239,7 @@ def _extent(effect: Effect) -> tuple[int, int]:
             return start, len(device)
         case SendHold(prompt=prompt):
             return 0, prompt.n_pages
-        case CancelRestore() | SendCommitted() | SendAborted() | ClosePeer() | ForgetStorage():
+        case CancelRestore() | CancelPersist() | SendCommitted() | SendAborted():
+            return 0, 0
+        case ClosePeer() | ForgetStorage():
             return 0, 0

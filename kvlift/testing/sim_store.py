@@ -68,6 +68,14 @@ class SimStore:
         del ticket
         self.calls.add("CancelPrefetch")
 
+    def cancel_persist(self, ticket: Ticket) -> None:
+        """A write from the device lets go at once, and what it would have stored is not."""
+        self.calls.add("CancelPersist")
+        for operation in list(self._outstanding):
+            if operation.ticket == ticket and operation.source_tier is Tier.DEVICE:
+                operation.is_void = True
+                self.land(operation)
+
     def start_persist(self, ticket: Ticket, run: PageRun, host_pages: Sequence[int]) -> None:
         self._start_persist(Tier.HOST, ticket, run, host_pages)
 

@@ -44,6 +44,7 @@ EFFECTS: Final = (
     "StartRestore",
     "StartMirror",
     "StartPersist",
+    "CancelPersist",
     "SendHold",
     "SendWant",
     "SendCommitted",

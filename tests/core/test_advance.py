@@ -187,8 +187,9 @@ def test_a_follower_of_pages_that_were_flushed_takes_over_nothing_of_them() -> N
     (restore,) = ranks.tickets(StartRestore)
     ranks.tell(RestoreEnded(restore, 2))
     ranks.tick()
-    for calls in ([Flush(Tier.DEVICE), submit("F", prompt_of(1, 2, 3, 4))], []):
-        ranks.tick(*calls)
+    flush: list[Submission] = [Flush(Tier.DEVICE), submit("F", prompt_of(1, 2, 3, 4))]
+    for more in (flush, []):
+        ranks.tick(*more)
         ranks.tell(*(LookupAnswered(ticket, 0) for ticket in ranks.tickets(StartLookup)))
     request = ranks.request("F")
     assert request is not None

@@ -106,9 +106,17 @@ class FileStore:
             run.stop()
             self._wake()
 
+    def cancel_persist(self, ticket: Ticket) -> None:
+        run = self._runs.get(ticket)
+        if isinstance(run, WriteRun):
+            run.let_go()
+            self._wake()
+
     def start_persist(self, ticket: Ticket, run: PageRun, host_pages: Sequence[int]) -> None:
         places = _checked(host_pages, run, self._host_pages.n_pages)
-        self._start_write(ticket, run, lambda index: self._host_pages.page_view(places[index]))
+        self._start_write(
+            ticket, run, lambda index: self._host_pages.page_view(places[index]), Switch.OFF
+        )
 
     def start_persist_device(
         self, ticket: Ticket, run: PageRun, device_pages: Sequence[int]
@@ -122,7 +130,7 @@ class FileStore:
             memory.read_page(places[index], self._bounce.view)
             return self._bounce.view
 
-        self._start_write(ticket, run, load)
+        self._start_write(ticket, run, load, Switch.ON)
 
     def forget_all(self) -> None:
         """Also ends writes that are under way; none of their pages stays. Pages that other
@@ -162,11 +170,13 @@ class FileStore:
         self._wake()
         return has_ended
 
-    def _start_write(self, ticket: Ticket, run: PageRun, load: Callable[[int], memoryview]) -> None:
+    def _start_write(
+        self, ticket: Ticket, run: PageRun, load: Callable[[int], memoryview], bounces: Switch
+    ) -> None:
         pages = self._pages(run)
         if self._is_refused(PersistEnded(ticket, 0)):
             return
-        write = WriteRun(self._workers, self._post, self._medium, ticket, pages, load)
+        write = WriteRun(self._workers, self._post, self._medium, ticket, pages, load, bounces)
         self._runs[ticket] = write
         self._workers.add(Urgency.WRITE, write)
         self._refresh(pages)

@@ -15,6 +15,7 @@ from kvlift.core.landed import (
     PrefetchEnded,
     PrefetchProgressed,
 )
+from kvlift.core.policy import Switch
 from kvlift.effects.keyring import KeyRing
 from kvlift.effects.ports import PageRun
 from kvlift.effects.stores.medium import Draft, Medium
@@ -179,6 +180,7 @@ class WriteRun:
         ticket: Ticket,
         pages: RunPages,
         load: Callable[[int], memoryview],
+        bounces: Switch,
     ) -> None:
         self._workers = workers
         self._post = post
@@ -186,6 +188,9 @@ class WriteRun:
         self._ticket = ticket
         self._pages = pages
         self._load = load
+        self._bounces = bounces is Switch.ON
+        self._n_loading = 0
+        self._is_let_go = False
         self._n_begun = 0
         self._n_running = 0
         self._n_stored = 0
@@ -213,6 +218,14 @@ class WriteRun:
         """Begin no further page."""
         with self._workers.changed:
             self._is_stopped = True
+            self._settle()
+
+    def let_go(self) -> None:
+        """End as soon as no source page is being read. Where pages are written from a bounce
+        buffer, a write that hangs holds none of them; what it still stores is not counted."""
+        with self._workers.changed:
+            self._is_stopped = True
+            self._is_let_go = self._bounces
             self._settle()
 
     def forget(self) -> None:
@@ -244,11 +257,21 @@ class WriteRun:
     def _fill(self, draft: Draft, index: int) -> bool:
         is_written = False
         try:
-            is_written = draft.fill(lambda: self._load(index))
+            is_written = draft.fill(lambda: self._loaded(index))
         finally:
             if not is_written:
                 draft.discard()
         return is_written
+
+    def _loaded(self, index: int) -> memoryview:
+        with self._workers.changed:
+            self._n_loading += 1
+        try:
+            return self._load(index)
+        finally:
+            with self._workers.changed:
+                self._n_loading -= 1
+                self._settle()
 
     def _publish_in_order(self) -> None:
         left: list[Draft] = []
@@ -287,6 +310,8 @@ class WriteRun:
         return left
 
     def _settle(self) -> None:
-        if self.is_spent and not self._n_running and not self._written and not self.has_ended:
+        is_over = not self._n_running and not self._written
+        is_let_go = self._is_let_go and not self._n_loading
+        if self.is_spent and (is_over or is_let_go) and not self.has_ended:
             self.has_ended = True
             self._post(PersistEnded(self._ticket, self._n_stored))

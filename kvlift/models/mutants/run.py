@@ -13,6 +13,7 @@ from kvlift.models.mutants.calls import CALLS
 from kvlift.models.mutants.filling import FILLING
 from kvlift.models.mutants.mutant import Killed, Mutant
 from kvlift.models.mutants.pages import PAGES
+from kvlift.models.mutants.peers import PEERS
 from kvlift.models.mutants.ranks import RANKS
 from kvlift.models.mutants.way_down import WAY_DOWN
 

@@ -8,7 +8,7 @@ from kvlift.models.claim import World
 from kvlift.models.worlds.budget import budget
 from kvlift.models.worlds.claims import CALM_SHARE
 from kvlift.models.worlds.mirror import back, mirror
-from kvlift.models.worlds.peer import peer, widen
+from kvlift.models.worlds.peer import peer, shortfall, widen
 from kvlift.models.worlds.ranks import ranks
 from kvlift.models.worlds.restore import calm, hurry, restore
 from kvlift.models.worlds.retract import retract
@@ -34,6 +34,7 @@ WORLDS: Final[Mapping[str, WorldFactory]] = MappingProxyType(
         "orphan": orphan,
         "peer": peer,
         "widen": widen,
+        "shortfall": shortfall,
         "budget": budget,
         "mirror": mirror,
         "back": back,

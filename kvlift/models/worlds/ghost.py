@@ -11,6 +11,7 @@ from typing import Final
 from attrs import define, evolve, field, frozen
 
 from kvlift.core.effect import (
+    CancelPersist,
     CancelPrefetch,
     CancelRestore,
     ClosePeer,
@@ -244,6 +245,8 @@ class Bench:
                 pass
             case StartLookup() | StartPrefetch() | CancelPrefetch() | StartPersist():
                 self._tell_store(effect)
+            case CancelPersist():
+                pass  # best effort: here the write goes on until it lands
             case ForgetStorage():
                 self.stored.clear()
 

@@ -51,7 +51,8 @@ def back(*, deep: bool) -> Situation:
         ),
         limits=Limits(),
         climate=Climate(has_pieces=False),
-        preamble="world page=2 device=4 host=1\nconfig write=back persist=off write_back_low_water_pages=1",
+        preamble="world page=2 device=4 host=1\n"
+        "config write=back persist=off write_back_low_water_pages=1",
         n_faults=1,
         storage=Switch.OFF,
         others=("flush host",),

@@ -38,19 +38,26 @@ def peer(*, deep: bool) -> Situation:
 
 
 def widen(*, deep: bool) -> Situation:
-    """A copy or a read fails, the peer is asked for more, and has ended the lease or is silent."""
+    """A copy fails, the peer is asked for more, and has ended the lease or is silent."""
+    return _short("widen", Placed.HOST, deep=deep)
+
+
+def shortfall(*, deep: bool) -> Situation:
+    """A read comes up short or late, the peer is asked for more, and is not there any more."""
+    return _short("shortfall", Placed.STORAGE, deep=deep)
+
+
+def _short(name: str, place: Placed, *, deep: bool) -> Situation:
     return Situation(
-        name="widen",
+        name=name,
         n_together=3 if deep else 2,
         lives=(Life(rid="A", prompt=B, story="pages=2", may_abort=True),),
         policy=Policy(n_device_pages=2, n_host_pages=1, write=WritePolicy.NONE, persist=Switch.OFF),
         limits=Limits(),
         climate=Climate(has_silence=True, has_pieces=deep, peer_failures=_ALL),
         preamble="world page=2 device=2 host=1\nconfig write=none persist=off",
-        openings=(
-            (Put(prompt=B, start=0, stop=1, place=Placed.HOST),),
-            (Put(prompt=B, start=0, stop=1, place=Placed.STORAGE),),
-        ),
+        putting=f"\nput A[0:1] in {place.value}",
+        puts=(Put(prompt=B, start=0, stop=1, place=place),),
         n_faults=3 if deep else 2,
         goals=(
             goals.READY,

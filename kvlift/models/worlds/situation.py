@@ -105,7 +105,8 @@ class Situation:
     def story_preamble(self) -> str:
         prompts = "".join(f"prompt {life.rid} {life.story}\n" for life in self.lives)
         first = "".join(f"\nsubmit {life.rid}" for life in self.lives if life.is_first)
-        return f"{self.preamble}\nports held\n{prompts}{self.putting}{first}"
+        without = "\ndetach storage" if self.storage is Switch.OFF else ""
+        return f"{self.preamble}\nports held\n{prompts}{self.putting}{without}{first}"
 
     def edges_taken(self) -> Iterable[str]:
         for arrow in self.stage.arrows:

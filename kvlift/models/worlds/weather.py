@@ -181,7 +181,8 @@ def _of_talk(rank: Rank, talk: Talk, number: int, climate: Climate) -> Iterator[
         return
 
     def event(label: str, after: Talk, fair: str | None = None, cost: int = 0) -> Event:
-        return Event(label=f"{label} rank={number}", ticket=talk.ticket, cost=cost, fair=fair,
+        at = "" if is_of_all_ranks(label) else f" rank={number}"
+        return Event(label=f"{label}{at}", ticket=talk.ticket, cost=cost, fair=fair,
                      after=_arrived(rank, talk, after))  # fmt: skip
 
     fair = None if talk.is_silent else f"prefill node of rank {number}"
@@ -209,6 +210,11 @@ def _of_talk(rank: Rank, talk: Talk, number: int, climate: Climate) -> Iterator[
     if talk.failed is None and PeerCause.LOST in climate.peer_failures:
         lost = evolve(talk, failed=PeerCause.LOST, has_let_go=True)
         yield event("fail peer {name}", lost, None, 1)
+
+
+def is_of_all_ranks(label: str) -> bool:
+    """Stories say these of the prefill node, not of one rank's wire to it."""
+    return label.startswith(("expire", "ack"))
 
 
 def _arrived(rank: Rank, before: Talk, after: Talk) -> Rank:

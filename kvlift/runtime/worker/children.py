@@ -75,7 +75,9 @@ class Child:
         for raw in self.popen.stderr:
             line = raw.decode(errors="replace").rstrip()
             self._lines.append(line)
-            print(line, file=sys.stderr, flush=True)
+            # In one piece: other children's lines come at the same time.
+            sys.stderr.write(f"{line}\n")
+            sys.stderr.flush()
         code = self.popen.wait()
         if not self.is_ending:
             self.on_death(self, self.reason(code))

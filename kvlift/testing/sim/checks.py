@@ -9,6 +9,7 @@ from typing import Final
 from attrs import asdict, define, field
 
 from kvlift.core.counts import Counts, device_counts, host_counts
+from kvlift.core.prompt import Prompt
 from kvlift.core.tier import Source, Tier
 from kvlift.effects.pages import PageTable
 from kvlift.runtime.driver import Driver
@@ -16,7 +17,7 @@ from kvlift.runtime.snapshot import counts_of_rank
 from kvlift.runtime.tick import Tick
 from kvlift.testing.sim.job import Job
 from kvlift.testing.sim.world import World
-from kvlift.testing.sim_memory import PageValue
+from kvlift.testing.sim_memory import PageValue, page_value
 from kvlift.testing.story_view import rank_view
 from kvlift.testing.watch import RankFacts, TierFacts, Watch
 
@@ -53,6 +54,12 @@ class Checks:
         self.n_ticks += 1
         if self.n_ticks % TICKS_BETWEEN_LOOKS == 0:
             yield from cached_bytes(world)
+
+    def know(self, prompts: Iterable[Prompt]) -> None:
+        """Pages that were there before the run."""
+        for prompt in prompts:
+            for position in range(prompt.n_pages_full):
+                self.bringer[page_value(prompt, position)] = MANY
 
     def _note(self, job: Job) -> None:
         """A submission may bring the pages of its prompt, and those that it decodes."""

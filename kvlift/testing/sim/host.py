@@ -206,9 +206,7 @@ class Host:
 
     def _make_room(self, world: World, job: Job) -> None:
         """Growth was refused: the youngest of the batch goes, never the oldest for another."""
-        batch = [
-            one for one in self.jobs.values() if one.stand in (Stand.RUNNING, Stand.GROWING)
-        ]
+        batch = [one for one in self.jobs.values() if one.stand in (Stand.RUNNING, Stand.GROWING)]
         youngest = max(batch, key=lambda one: one.started, default=job)
         if youngest is job and len(batch) > 1:
             self._retract(world, job)

@@ -1,6 +1,5 @@
 """Everything about a run that is drawn from its seed before it begins: sizes, limits, delays."""
 
-from pathlib import Path
 from random import Random
 from typing import Final
 
@@ -22,7 +21,7 @@ class Options:
     n_ranks: int | None = None
     faults: tuple[str, ...] | None = None
     n_requests_max: int | None = None
-    trace: Path | None = None
+    trace: str | None = None
 
 
 @frozen(kw_only=True)
@@ -43,7 +42,8 @@ class Delays:
 class Plan:
     """Sizes in pages, per rank. `skews`: by rank, (nanoseconds ahead, parts per million faster).
 
-    `gap_ns`: mean time between arrivals; `n_alive_max`: the host submits no more than this.
+    `n_warm`: conversations that storage has from before. `gap_ns`: mean time between arrivals;
+    `n_alive_max`: the host submits no more than this.
     `stays_silent`: a silent prefill node is not healed, its requests must end all the same."""
 
     seed: int
@@ -60,6 +60,7 @@ class Plan:
     n_output_pages_max: int
     n_prompt_pages_max: int
     n_tenants: int
+    n_warm: int
     declares_output: bool
     stays_silent: bool
     delays: Delays
@@ -86,12 +87,13 @@ def drawn_plan(seed: int, options: Options, *, least_device_pages: int = 4) -> P
         skews=tuple((draw.randrange(10**12), draw.randint(-500, 500)) for _ in range(n_ranks)),
         step_ns=step_ns,
         gap_ns=int(step_ns * draw.choice((0.5, 1, 3, 10))),
-        n_alive_max=draw.choice((2, 5, 10, 20)),
+        n_alive_max=draw.choice((2, 4, 8, 16)),
         n_batch_max=draw.choice((1, 2, 4, 8)),
-        n_tokens_a_tick=draw.choice((1, page_tokens, 2 * page_tokens)),
+        n_tokens_a_tick=draw.choice((max(1, page_tokens // 4), page_tokens, 2 * page_tokens)),
         n_output_pages_max=n_output,
         n_prompt_pages_max=max(1, n_prompt - n_output - 1),
         n_tenants=draw.choice((1, 1, 2, 3)),
+        n_warm=draw.choice((0, 0, 4, 12)),
         declares_output=draw.random() < 0.5,
         stays_silent=draw.random() < 0.3,
         delays=_delays(draw, config),

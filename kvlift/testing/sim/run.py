@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from hashlib import sha256
+from random import Random
 from typing import Final
 
 from attrs import define, field, frozen
@@ -59,6 +60,7 @@ class Result:
     n_ranks: int
     digest: str
     violations: tuple[Violation, ...]
+    is_repeated: bool = False
 
 
 @define(eq=False)
@@ -88,6 +90,8 @@ class Run:
             author = TraceAuthor(plan, window[:n_left])
         first_tokens: dict[str, int] = {}
         self.world = World(plan, Faults.drawn(self.seed, self.options.faults), first_tokens)
+        self.world.warm_up(author.warm, Random(f"{self.seed}/warm"))
+        self.checks.know(author.warm)
         self.host = Host(plan, author, first_tokens)
         self.weather = Weather(self.world)
 

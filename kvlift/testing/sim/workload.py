@@ -44,7 +44,11 @@ class Order:
 
 
 class Author(Protocol):
-    """Where requests come from, one after the other; None: no more."""
+    """Where requests come from, one after the other; None: no more.
+
+    `warm`: what storage holds from an earlier life of the worker."""
+
+    warm: list[Prompt]
 
     def next_order(self) -> Order | None: ...
 
@@ -73,6 +77,7 @@ class DrawnAuthor:
     plan: Plan
     n_left: int
     draw: Random = field(init=False)
+    warm: list[Prompt] = field(factory=list)
     n_written: int = 0
     _earlier: list[tuple[int, bytes]] = field(factory=list)
     _namespaces: list[bytes] = field(init=False)
@@ -80,6 +85,13 @@ class DrawnAuthor:
     def __attrs_post_init__(self) -> None:
         self.draw = Random(f"{self.plan.seed}/workload")
         self._namespaces = namespaces(self.plan)
+        page = self.plan.config.page_tokens
+        for number in range(self.plan.n_warm):
+            tenant = self.draw.randrange(self.plan.n_tenants)
+            n_tokens = page * self.draw.randint(1, self.plan.n_prompt_pages_max)
+            tokens = tokens_of(f"{self.plan.seed}/warm/{number}", 0, n_tokens)
+            self._earlier.append((tenant, tokens))
+            self.warm.append(Prompt(self._namespaces[tenant], tokens, page))
 
     def next_order(self) -> Order | None:
         if self.n_left == 0:
@@ -114,7 +126,7 @@ class DrawnAuthor:
         draw, page_bytes = self.draw, self.plan.config.page_tokens * 4
         kind = draw.random()
         mine = [tokens for owner, tokens in self._earlier if owner == tenant]
-        if kind < 0.1:
+        if kind < 0.2 and self.plan.n_tenants > 1:
             mine = [tokens for _owner, tokens in self._earlier]
         if not mine or kind > 0.8:
             return b""
@@ -130,6 +142,7 @@ class TraceAuthor:
 
     plan: Plan
     requests: Sequence[TraceRequest]
+    warm: list[Prompt] = field(factory=list)
     _orders: Iterator[Order] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -155,9 +168,9 @@ class TraceAuthor:
             yield Order(rid=rid, prompt=prompt, answer=answer, gap_ns=gap_ns)
 
 
-def trace_window(path: Path, seed: int) -> list[TraceRequest]:
+def trace_window(path: str, seed: int) -> list[TraceRequest]:
     """The requests that one seed plays. Raises `TraceError`."""
-    requests = read_trace(path, 100 * TRACE_WINDOW)
+    requests = read_trace(Path(path), 100 * TRACE_WINDOW)
     start = seed * TRACE_WINDOW % len(requests)
     return requests[start : start + TRACE_WINDOW]
 

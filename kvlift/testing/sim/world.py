@@ -7,6 +7,7 @@ from typing import Final
 
 from attrs import define, field, frozen
 
+from kvlift.core.prompt import Prompt
 from kvlift.core.tier import Tier
 from kvlift.runtime.driver import Driver
 from kvlift.runtime.interpret import Ports
@@ -19,7 +20,7 @@ from kvlift.testing.sim.landings import Landings
 from kvlift.testing.sim.plan import Plan
 from kvlift.testing.sim.wires import Wires
 from kvlift.testing.sim_copies import SimCopies
-from kvlift.testing.sim_memory import Mode, SimMemory
+from kvlift.testing.sim_memory import Mode, SimMemory, page_value
 from kvlift.testing.sim_peers import Conversation, PrefillNode, SimPeers
 from kvlift.testing.sim_rank import SimRank
 from kvlift.testing.sim_ranks import SimRanks, in_process_ranks
@@ -141,6 +142,14 @@ class World:
         for number in range(len(self.drivers)):
             for tier in (Tier.DEVICE, Tier.HOST):
                 self.set_aside(number, tier, 0)
+
+    def warm_up(self, prompts: Sequence[Prompt], draw: Random) -> None:
+        """Storage as an earlier life left it; here and there a rank lacks a page."""
+        for prompt in prompts:
+            for position in range(prompt.n_pages_full):
+                for rank in self.ranks:
+                    if draw.random() < 0.99:
+                        rank.store.put(page_value(prompt, position))
 
     def memories(self) -> list[SimMemory]:
         return [rank.memory for rank in self.ranks]

@@ -1,0 +1,122 @@
+"""Faults in what the host scheduler asks for: finish, retract, flush, detach, names."""
+
+from typing import Final
+
+from kvlift.models.mutants.mutant import Mutant
+
+CALLS: Final[tuple[Mutant, ...]] = (
+    Mutant(
+        name="one token too many in the index",
+        file="apply.py",
+        old="n_with_kv = max(request.prompt.n_tokens, whole.n_tokens - 1)",
+        new="n_with_kv = max(request.prompt.n_tokens, whole.n_tokens)",
+        why="The last sampled token has no KV yet; a page that ends with it is cached as full.",
+        expects="retract",
+    ),
+    Mutant(
+        name="a finished request keeps its pages",
+        file="step.py",
+        old="                StowAll(),\n                UnpinDevice(phase.lease.n_shared),\n"
+        "                ReleaseDevice(phase.lease.own),\n",
+        new="                StowAll(),\n                UnpinDevice(phase.lease.n_shared),\n",
+        why="Pages of the answer leak at the end of every request.",
+        expects="peer",
+    ),
+    Mutant(
+        name="a finished request keeps its pins",
+        file="step.py",
+        old="                StowAll(),\n                UnpinDevice(phase.lease.n_shared),\n",
+        new="                StowAll(),\n",
+        why="The prefix of every finished request stays locked.",
+        expects="calm",
+    ),
+    Mutant(
+        name="an abort in the queue leaves its lookup",
+        file="step.py",
+        old="            return _before_filling(Outcome.ABORTED, None, CloseTicket(phase.lookup))\n",
+        new="            return _before_filling(Outcome.ABORTED, None)\n",
+        why="A handle that is not closed on one abort path.",
+        expects="restore",
+    ),
+    Mutant(
+        name="an abort of a ready request is not heard",
+        file="step.py",
+        old="        case Started():\n            return Running(plan=phase.plan, lease=phase.lease), ()\n"
+        "        case Aborted():\n",
+        new="        case Started():\n            return Running(plan=phase.plan, lease=phase.lease), ()\n"
+        "        case Aborted() if phase.plan.n_pages > 64:\n",
+        why="An abort that is acted on in all phases but one.",
+        expects="restore",
+    ),
+    Mutant(
+        name="an aborted ready request leaks",
+        file="step.py",
+        old="            return Running(plan=phase.plan, lease=phase.lease), ()\n"
+        "        case Aborted():\n"
+        "            return Draining(outcome=Outcome.ABORTED), (\n"
+        "                UnpinDevice(phase.lease.n_shared),\n"
+        "                ReleaseDevice(phase.lease.own),\n",
+        new="            return Running(plan=phase.plan, lease=phase.lease), ()\n"
+        "        case Aborted():\n"
+        "            return Draining(outcome=Outcome.ABORTED), (\n"
+        "                ReleaseDevice(phase.lease.own),\n",
+        why="Between the last page and the first step of decoding an abort forgets the pins.",
+        expects="restore",
+    ),
+    Mutant(
+        name="a retraction frees the page that is copied",
+        file="step.py",
+        old="            own = tuple(page for page in phase.lease.own if page != device)\n",
+        new="            own = phase.lease.own\n",
+        why="The partial page is given away while it goes down.",
+        expects="retract",
+    ),
+    Mutant(
+        name="a lost last page is believed",
+        file="step.py",
+        old="    if n_good > 0:\n        return landed, (ReleaseDevice(device),)\n",
+        new="    if n_good >= 0:\n        return landed, (ReleaseDevice(device),)\n",
+        why="The copy of the partial page failed, and the request comes back with it.",
+        expects="retract",
+    ),
+    Mutant(
+        name="an abort while retracted frees the page that is copied",
+        file="step.py",
+        old="        return (unpin, HoldBack(tickets=(phase.tail_copy,), device=device, host=host))\n",
+        new="        return (unpin, ReleaseDevice(device), ReleaseHost(host))\n",
+        why="Abort and retraction meet, and nobody waits for the copy.",
+        expects="retract",
+    ),
+    Mutant(
+        name="a retraction pins nothing",
+        file="calls.py",
+        old="    draft.index.pin(Tier.HOST, request.prompt, 0, n_full)\n",
+        new="",
+        why="Pages of a retracted request are unlocked twice, or evicted before it comes back.",
+        expects="retract",
+    ),
+    Mutant(
+        name="a living name is taken again",
+        file="calls.py",
+        old="    if call.rid in draft.attempt_by_rid:\n",
+        new="    if call.rid in draft.attempt_by_rid and call.prompt.n_tokens == 0:\n",
+        why="A second request under a name in use takes the first one's place.",
+        expects="a-living-id-is-refused.story",
+    ),
+    Mutant(
+        name="a flush of storage forgets to forget",
+        file="calls.py",
+        old="        case Tier.STORAGE:\n            draft.index.flush_stored()\n",
+        new="        case Tier.STORAGE:\n",
+        why="After a flush of storage, pages count as stored that are nowhere.",
+        expects="a-flush-of-everything-forgets-storage.story",
+    ),
+    Mutant(
+        name="a detach leaves its reads",
+        file="calls.py",
+        old="        elif isinstance(phase, Filling):\n            for part in phase.parts:\n",
+        new="        elif isinstance(phase, Filling):\n            for part in phase.parts[:0]:\n",
+        why="Requests wait for a storage that was taken away.",
+        expects="storage-taken-away-in-mid-flight.story",
+    ),
+)
