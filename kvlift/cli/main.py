@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from types import FrameType
-from typing import Final
+from typing import Any, Final
 
 import click
 
@@ -112,17 +112,29 @@ def _in_one_line(error: click.ClickException) -> str:
 
 @contextmanager
 def _terminated_like_interrupted() -> Iterator[None]:
-    """SIGTERM unwinds the stack, so that child processes and temporary files go, too."""
+    """SIGTERM unwinds the stack like Ctrl-C, so that child processes and temporary files go, too.
 
-    def unwind(_number: int, _frame: FrameType | None) -> None:
+    Only the first of these signals counts: `timeout` sends two, and so does an impatient hand, and
+    the second would leave behind what the first is clearing away."""
+    before: dict[int, Any] = {}
+
+    def unwind(number: int, _frame: FrameType | None) -> None:
+        for each in before:
+            signal.signal(each, signal.SIG_IGN)
+        if number == signal.SIGINT:
+            raise KeyboardInterrupt
         raise SystemExit(TERMINATED)
 
     try:
-        before = signal.signal(signal.SIGTERM, unwind)
+        before[signal.SIGTERM] = signal.signal(signal.SIGTERM, unwind)
+        # A background job of a shell ignores Ctrl-C, and goes on doing so.
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            before[signal.SIGINT] = signal.signal(signal.SIGINT, unwind)
     except ValueError:  # not the main thread: signals belong to who embeds the command
         yield
         return
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for each, handler in before.items():
+            signal.signal(each, handler)

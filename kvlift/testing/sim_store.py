@@ -7,7 +7,13 @@ from enum import Enum
 from attrs import define, field, frozen
 
 from kvlift.core.ids import Ticket
-from kvlift.core.landed import Landed, LookupAnswered, PersistEnded, PrefetchEnded
+from kvlift.core.landed import (
+    Landed,
+    LookupAnswered,
+    PersistEnded,
+    PrefetchEnded,
+    PrefetchProgressed,
+)
 from kvlift.core.tier import Tier
 from kvlift.effects.ports import PageRun
 from kvlift.testing.sim_memory import Access, Content, Mode, PageValue, SimMemory, page_value
@@ -115,22 +121,28 @@ class SimStore:
                 raise ValueError("a store has no copies between device and host")
 
     def fail(self, operation: Operation) -> None:
-        """The operation ends without one good page."""
+        """The operation ends without one good page more."""
         match operation.kind:
             case Kind.LOOKUP:
                 self._end(operation, LookupAnswered(operation.ticket, 0))
             case Kind.READ:
-                self._end(operation, PrefetchEnded(operation.ticket, 0))
+                self._end(operation, PrefetchEnded(operation.ticket, operation.n_landed))
             case Kind.PERSIST:
                 self._end(operation, PersistEnded(operation.ticket, 0))
             case Kind.RESTORE | Kind.MIRROR:
                 raise ValueError("a store has no copies between device and host")
 
+    def progress(self, operation: Operation, n_pages: int) -> None:
+        """The first `n_pages` of a read are on the host, verified; it goes on behind them."""
+        operation.n_landed = self._read(operation, n_pages)
+        self.outbox.put(PrefetchProgressed(operation.ticket, operation.n_landed))
+
     def accesses(self) -> Iterator[Access]:
         """What the reads and writes in flight may still touch."""
         for operation in self._outstanding:
             if operation.kind is Kind.READ:
-                yield Access(operation.ticket, Tier.HOST, "writes", operation.targets)
+                targets = operation.targets[operation.n_landed :]
+                yield Access(operation.ticket, Tier.HOST, "writes", targets)
             elif operation.source_tier is not None:
                 yield Access(operation.ticket, operation.source_tier, "reads", operation.sources)
 
@@ -194,14 +206,16 @@ class SimStore:
         return n_pages
 
     def _read(self, operation: Operation, n_pages_max: int) -> int:
-        for n_pages, value in enumerate(operation.values[:n_pages_max]):
+        n_pages_max = max(operation.n_landed, min(n_pages_max, len(operation.values)))
+        for n_pages in range(operation.n_landed, n_pages_max):
+            value = operation.values[n_pages]
             assert value is not None
             stored = self.pages.pop(value, None)
             if stored is None or stored.damage is not Damage.NONE:
                 return n_pages
             self.pages[value] = stored
             self.memory.host[operation.targets[n_pages]] = stored.content
-        return min(n_pages_max, len(operation.values))
+        return n_pages_max
 
     def _write(self, operation: Operation) -> int:
         if operation.is_void:

@@ -14,12 +14,16 @@ from attrs import evolve
 
 from kvlift.cli.main import main
 from kvlift.core import admission, apply, index, index_edit, settle, step_filling, verdicts
+from kvlift.core.deed import HoldBack
 from kvlift.core.draft import Draft
+from kvlift.core.event import AllLanded
+from kvlift.core.ids import Attempt, Ticket
 from kvlift.core.index_edit import IndexEdit
-from kvlift.core.landed import PeerCause
+from kvlift.core.landed import PeerCause, PrefetchEnded, PrefetchProgressed
 from kvlift.core.phase import Filling
 from kvlift.core.plan import Part
 from kvlift.core.prompt import Prompt
+from kvlift.effects.ports import PageRun
 from kvlift.testing.sim.agenda import Agenda
 from kvlift.testing.sim.command import command_of
 from kvlift.testing.sim.excuses import Excuses
@@ -29,6 +33,8 @@ from kvlift.testing.sim.report import Report
 from kvlift.testing.sim.run import Result, play
 from kvlift.testing.sim.shrink import shrunk
 from kvlift.testing.sim.worker import SimJob
+from kvlift.testing.sim_memory import SimMemory, page_value
+from kvlift.testing.sim_store import SimStore
 
 SHORT = Options(n_ticks=40)
 FIELDS = {
@@ -107,7 +113,7 @@ def failing(phase: Filling, part: Part | None, n_good: int) -> step_filling.Step
     return step_filling._failed(phase, PeerCause.GONE) if short else (phase, ())
 
 
-def freeing(draft: Draft, _request: object, deed: apply.HoldBack) -> None:
+def freeing(draft: Draft, _request: object, deed: HoldBack) -> None:
     draft.free_device(deed.device)
     draft.free_host(deed.host)
 
@@ -117,10 +123,10 @@ def forgetting(draft: Draft) -> None:
     collect_evicted(draft)
 
 
-def early(draft: Draft, attempt: settle.Attempt) -> None:
+def early(draft: Draft, attempt: Attempt) -> None:
     found = settle._filling(draft, attempt)
     if found is not None and found[1].token is None and found[1].follow is None:
-        settle.happen(draft, attempt, settle.AllLanded())
+        apply.happen(draft, attempt, AllLanded())
 
 
 collect_evicted = Draft.collect_evicted
@@ -238,6 +244,26 @@ def test_only_harm_during_a_request_excuses_it() -> None:
     assert excuses.found("B", "p", 61) is None
 
 
+def test_what_a_read_has_reported_is_not_written_again() -> None:
+    memory = SimMemory(1, 3)
+    store, prompt = SimStore(memory), Prompt(bytes(32), bytes(12), 1)
+    values = [page_value(prompt, position) for position in range(3)]
+    for value in values:
+        store.put(value)
+    store.start_prefetch(Ticket(1), PageRun(prompt, (0, 1, 2)), [2, 1, 0])
+    [read] = store.log
+    store.progress(read, 1)
+    assert [(access.kind, access.pages) for access in store.accesses()] == [("writes", (1, 0))]
+    memory.host[2] = None
+    store.lose(values[0])
+    store.land(read, 2)
+    assert memory.host == [None, values[1], None]
+    assert store.outbox.drain() == [
+        PrefetchProgressed(Ticket(1), 1),
+        PrefetchEnded(Ticket(1), 2),
+    ]
+
+
 def test_kinds_that_are_left_out_change_nothing_for_the_others() -> None:
     every = Faults.drawn(3, tuple(KINDS))
     some = Faults.drawn(3, ("abort", "pause"))
@@ -276,7 +302,7 @@ def test_a_trace_is_played(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     ]
     trace = tmp_path / "trace.jsonl"
     trace.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    asked = ["simulate", "--seed", "2", "--trace", str(trace), "--faults", "none"]
+    asked = ["simulate", "--seed", "0", "--trace", str(trace), "--faults", "none"]
     asked += ["--ticks", "2000", "--json"]
     assert main(asked) == 0
     told = json.loads(capsys.readouterr().out)

@@ -5,14 +5,11 @@ from random import Random
 
 from attrs import define, field
 
-from kvlift.core.landed import PrefetchProgressed
 from kvlift.testing.sim.agenda import Agenda, some_of
 from kvlift.testing.sim.faults import Faults
 from kvlift.testing.sim.plan import NS_PER_MS, Plan
-from kvlift.testing.sim_memory import PageValue
 from kvlift.testing.sim_operation import Kind, Operation
 from kvlift.testing.sim_rank import SimRank
-from kvlift.testing.sim_store import Damage, StoredPage
 
 
 def newer(log: Iterable[Operation], last: Operation | None) -> list[Operation]:
@@ -36,7 +33,6 @@ class Landings:
     draw: Random
     is_silent: bool = False
     _kept: list[Operation] = field(factory=list)
-    _progressed: dict[int, list[tuple[PageValue, StoredPage]]] = field(factory=dict)
     _last_stored: Operation | None = None
     _last_copied: Operation | None = None
 
@@ -85,16 +81,7 @@ class Landings:
         store = self.rank.store
         if self.is_silent or not operation.is_outstanding or self.draw.random() < 0.5:
             return
-        good: list[tuple[PageValue, StoredPage]] = []
-        n_pages = len(operation.values) // 2
-        for value, target in zip(operation.values[:n_pages], operation.targets, strict=False):
-            stored = store.pages.get(value) if value is not None else None
-            if value is None or stored is None or stored.damage is not Damage.NONE:
-                break
-            self.rank.memory.host[target] = stored.content
-            good.append((value, stored))
-        self._progressed[operation.ticket] = good
-        store.outbox.put(PrefetchProgressed(operation.ticket, len(good)))
+        store.progress(operation, len(operation.values) // 2)
 
     def _end_store(self, operation: Operation) -> None:
         if self.is_silent:
@@ -102,6 +89,8 @@ class Landings:
             return
         store, faults = self.rank.store, self.faults
         match operation.kind:
+            case Kind.PERSIST if not operation.is_outstanding:
+                return  # called back meanwhile
             case Kind.PERSIST:
                 fails = faults.strikes("persist_fail")
                 store.fail(operation) if fails else store.land(operation)
@@ -113,22 +102,14 @@ class Landings:
         self._perhaps_twice(operation)
 
     def _end_read(self, operation: Operation) -> None:
-        """What has been reported as read stays read, whatever became of the stored page since."""
         store, faults = self.rank.store, self.faults
-        good = self._progressed.pop(operation.ticket, [])
-        n_pages = len(operation.values)
         if faults.strikes("store_fail"):
-            n_pages = 0
+            store.fail(operation)
         elif faults.strikes("store_short"):
-            n_pages = faults.stream("store_short").randrange(n_pages)
-        now = [(value, store.pages.get(value)) for value, _stored in good]
-        store.pages.update(good)
-        store.land(operation, max(n_pages, len(good)))
-        for value, stored in now:
-            if stored is None:
-                store.lose(value)
-            else:
-                store.pages[value] = stored
+            n_pages = faults.stream("store_short").randrange(len(operation.values))
+            store.land(operation, n_pages)
+        else:
+            store.land(operation)
 
     def _schedule_copy(self, operation: Operation) -> None:
         delay_ns = some_of(self.draw, self.plan.delays.copy_ns)
