@@ -88,9 +88,7 @@ EDGES: Final[frozenset[Edge]] = frozenset(
         (Filling, PeerStopped, Draining),  # failed: nobody can give the pages
         (Filling, ReadShort, Draining),  # the peer was gone, and now its pages are needed
         (Filling, ReadOverdue, Draining),
-        (Filling, ReadEnded, Draining),
         (Filling, CopyShort, Draining),
-        (Filling, CopyEnded, Draining),
         (Filling, LeaderLost, Draining),
         (Ready, Started, Running),
         (Ready, Aborted, Draining),

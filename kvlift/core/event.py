@@ -70,10 +70,9 @@ class ReadOverdue(Report):
 
 @frozen
 class ReadEnded(Report):
-    """The read writes nothing any more on any rank; `n_good` pages are good on all."""
+    """The read writes nothing any more on any rank. How much of it is good was told before."""
 
     ticket: Ticket
-    n_good: int
 
 
 @frozen
@@ -86,10 +85,9 @@ class CopyShort(Report):
 
 @frozen
 class CopyEnded(Report):
-    """The restore writes nothing any more on any rank; `n_good` pages are good on all."""
+    """The restore writes nothing any more on any rank. How much is good was told before."""
 
     ticket: Ticket
-    n_good: int
 
 
 @frozen

@@ -64,12 +64,12 @@ def from_filling(phase: Filling, event: Event) -> Step:
             return _part_short(phase, _part_reading(phase, ticket), n_good)
         case ReadOverdue(ticket=ticket, n_good=n_good):
             return _read_overdue(phase, _part_reading(phase, ticket), n_good)
-        case ReadEnded(ticket=ticket, n_good=n_good):
-            return _read_ended(phase, _part_reading(phase, ticket), n_good)
+        case ReadEnded(ticket=ticket):
+            return _read_ended(phase, _part_reading(phase, ticket))
         case CopyShort(ticket=ticket, n_good=n_good):
             return _part_short(phase, _part_copying(phase, ticket), n_good)
-        case CopyEnded(ticket=ticket, n_good=n_good):
-            return _copy_ended(phase, _part_copying(phase, ticket), n_good)
+        case CopyEnded(ticket=ticket):
+            return _copy_ended(phase, _part_copying(phase, ticket))
         case PagesCame(n_pages=n_pages):
             return _with_arrived(phase, n_pages), ()
         case TokenCame():
@@ -232,19 +232,17 @@ def _read_overdue(phase: Filling, part: Part | None, n_good: int) -> Step:
     return after, (GiveUpRead(part.read, n_good), *deeds)
 
 
-def _read_ended(phase: Filling, part: Part | None, n_good: int) -> Step:
+def _read_ended(phase: Filling, part: Part | None) -> Step:
     if part is None:
         return phase, ()
-    ended = evolve(part, read=None)
-    after, deeds = _part_short(_with_part(phase, part, ended), ended, n_good)
-    return after, deeds
+    return _with_part(phase, part, evolve(part, read=None)), ()
 
 
-def _copy_ended(phase: Filling, part: Part | None, n_good: int) -> Step:
+def _copy_ended(phase: Filling, part: Part | None) -> Step:
     """The pages of this part are written by nobody any more; its host pages are let go."""
     if part is None:
         return phase, ()
-    n_landed = min(part.n_good, n_good)
+    n_landed = part.n_good
     deeds: tuple[Deed, ...]
     if not part.host:
         deeds = (UnpinHost(part.start, part.stop),)
@@ -256,12 +254,8 @@ def _copy_ended(phase: Filling, part: Part | None, n_good: int) -> Step:
         )
     else:
         deeds = (HoldBack(tickets=(part.read,), host=part.host),)
-    landed = evolve(part, copy=None, read=None, host=(), n_landed=n_landed, n_good=n_landed)
-    after = _with_part(phase, part, landed)
-    if n_landed == part.n_good:
-        return after, deeds
-    shorter, more = _cut(after, part.start + n_landed)
-    return shorter, (*deeds, *more)
+    landed = evolve(part, copy=None, read=None, host=(), n_landed=n_landed)
+    return _with_part(phase, part, landed), deeds
 
 
 def _handed_over(phase: Filling, event: HandedOver) -> Step:

@@ -59,7 +59,7 @@ def _take(draft: Draft, ticket: Ticket, known: Open, seen: Observation) -> None:
             if 0 <= seen.ceiling < known.ceiling:
                 _tell(draft, known, CopyShort(ticket, seen.ceiling))
             if seen.ended:
-                _tell(draft, known, CopyEnded(ticket, seen.progress))
+                _tell(draft, known, CopyEnded(ticket))
         case Kind.HOLD:
             _hold(draft, ticket, known, seen)
         case Kind.TOKEN:
@@ -101,7 +101,7 @@ def _read(draft: Draft, ticket: Ticket, known: Open, seen: Observation) -> None:
     elif 0 <= seen.ceiling < known.ceiling:
         _tell(draft, known, ReadShort(ticket, seen.ceiling))
     if seen.ended:
-        _tell(draft, known, ReadEnded(ticket, seen.progress))
+        _tell(draft, known, ReadEnded(ticket))
 
 
 def _hold(draft: Draft, ticket: Ticket, known: Open, seen: Observation) -> None:

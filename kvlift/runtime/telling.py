@@ -15,6 +15,7 @@ from kvlift.core.notice import (
 )
 from kvlift.core.phase import Outcome
 from kvlift.core.policy import Switch
+from kvlift.core.tier import Source
 from kvlift.effects.pages import PageTable
 from kvlift.runtime.tick import Ended, Grew, Ready, Refused, Shrunk, Tick
 
@@ -51,7 +52,7 @@ def tick_of(
 ) -> Tick:
     """The host's view of one decision. `before`: what peers had said until this tick.
 
-    With `first_token` off no rank tells a token that nobody waited for: some may not have it yet."""
+    With `first_token` off no rank tells a token that nobody waited for: some may lack it yet."""
     ready: list[Ready] = []
     ended: list[Ended] = []
     shrunk: list[Shrunk] = []
@@ -95,7 +96,8 @@ def tick_of(
 
 def _ready(notice: BecameReady, before: Local, device: PageTable, first_token: Switch) -> Ready:
     token, logprob = None, None
-    if first_token is Switch.ON:
+    is_resumed = notice.plan.rest is Source.RECOMPUTE
+    if first_token is Switch.ON and not is_resumed:
         token, logprob = before.tokens.get(notice.hold, (None, None))
     return Ready(
         rid=notice.rid,

@@ -177,11 +177,11 @@ EVENTS: tuple[Event, ...] = (
     Admitted(FILLINGS[0]),
     *(
         kind(t, n)
-        for kind in (ReadShort, ReadOverdue, ReadEnded)
+        for kind in (ReadShort, ReadOverdue, CopyShort)
         for t in TICKETS
         for n in (0, 1, 2)
     ),
-    *(kind(t, n) for kind in (CopyShort, CopyEnded) for t in TICKETS for n in (0, 1, 2)),
+    *(kind(t) for kind in (ReadEnded, CopyEnded) for t in TICKETS),
     *(PagesCame(n) for n in (1, 2)),
     TokenCame(),
     *(PeerStopped(cause) for cause in PeerCause),

@@ -35,6 +35,10 @@ from kvlift.testing.sim.shrink import shrunk
 from kvlift.testing.sim.worker import SimJob
 from kvlift.testing.sim_memory import SimMemory, page_value
 from kvlift.testing.sim_store import SimStore
+from kvlift.testing.story_lines import World
+from kvlift.testing.story_parse import parse_story
+from kvlift.testing.story_play import Player
+from kvlift.testing.story_stage import Stage
 
 SHORT = Options(n_ticks=40)
 FIELDS = {
@@ -311,3 +315,57 @@ def test_a_trace_is_played(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     trace.write_text("no trace\n")
     assert main(asked) == 2
     assert "line 1" in capsys.readouterr().err
+
+
+# What the simulator has found, in small.
+
+
+def played(text: str) -> Stage:
+    story = parse_story(text)
+    world = story.lines[0].statement
+    assert isinstance(world, World)
+    stage = Stage(world)
+    for line in story.lines:
+        Player(stage).play(line)
+    return stage
+
+
+def test_a_first_token_outlives_the_peer_that_sent_it() -> None:
+    stage = played(
+        """
+        world ranks=2 page=4 device=16
+        ports held peer
+        prompt A pages=2
+        prompt B from=A[0:2] pages=2
+        submit A
+        tick 3
+        submit B
+        tick 5
+        fail peer B
+        tick 3
+        expect B filling
+        land peer A
+        expect within 4 ticks B ready
+        """
+    )
+    request = stage.requests.by_name["B"]
+    assert request.first_tokens == [request.prompt.stream.token_at(8)] * 2
+
+
+def test_a_resumed_request_has_no_first_token_on_any_rank() -> None:
+    stage = played(
+        """
+        world ranks=2 page=4 device=16 host=0
+        config write=none persist=off
+        prompt A pages=1
+        submit A
+        expect within 6 ticks A ready
+        run A
+        tick
+        retract A
+        tick
+        resume A
+        expect within 6 ticks A ready
+        """
+    )
+    assert stage.requests.by_name["A"].first_tokens == [None, None]

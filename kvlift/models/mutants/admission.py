@@ -20,7 +20,7 @@ ADMISSION: Final[tuple[Mutant, ...]] = (
         new="promise=max(bounds.storage, request.phase.stored_stop))\n    rest = Span(",
         why="The prefill node is told what storage has, not what has been leased: "
         "pages for which there was no room are sent by nobody.",
-        expects="more-storage-hits-than-host-room.story",
+        expects="a-host-hit-without-room-is-partly-read.story",
     ),
     Mutant(
         name="pages about to be pinned count as room",
@@ -36,7 +36,7 @@ ADMISSION: Final[tuple[Mutant, ...]] = (
         old="draft.n_host_free() + draft.index.n_host_idle - n_pinned",
         new="draft.n_host_free() + draft.index.n_host_idle",
         why="The same on the host: a read takes the pages that a restore of the same request needs.",
-        expects="cached-host-pages-are-room-for-a-read.story",
+        expects="a-read-leaves-the-host-pages-of-its-own-restore-alone.story",
     ),
     Mutant(
         name="host budget ignored",
@@ -54,7 +54,7 @@ ADMISSION: Final[tuple[Mutant, ...]] = (
         "        return None\n"
         "    n_device = prompt.n_pages - hit.device\n",
         why="Head-of-line wait: a request waits for host room that it could do without.",
-        expects="more-storage-hits-than-host-room.story",
+        expects="a-host-hit-without-room-is-partly-read.story",
     ),
     Mutant(
         name="capacity in tokens",
@@ -118,7 +118,7 @@ ADMISSION: Final[tuple[Mutant, ...]] = (
         old="if draft.storage is Switch.OFF or not phase.stored_start <= host < phase.stored_stop:",
         new="if not phase.stored_start <= host < phase.stored_stop:",
         why="The hit was found before the storage went away, and is still believed.",
-        expects="storage-taken-away-in-mid-flight.story",
+        expects="a-detached-storage-is-read-by-nobody-who-waits.story",
     ),
     Mutant(
         name="storage is not asked again",
@@ -126,7 +126,7 @@ ADMISSION: Final[tuple[Mutant, ...]] = (
         old="if start >= phase.stored_start or start >= request.prompt.n_pages_full:",
         new="if start >= 0:",
         why="Pages are evicted while a request waits; that storage has them is not found out.",
-        expects="back",
+        expects="pages-that-leave-while-one-waits-are-looked-up.story",
     ),
     Mutant(
         name="tenants share a flight",
@@ -134,7 +134,7 @@ ADMISSION: Final[tuple[Mutant, ...]] = (
         old="    if one.namespace != other.namespace:\n        return at_least\n",
         new="",
         why="Equal tokens of another tenant count as a common prefix.",
-        expects="two-tenants-with-equal-tokens-do-not-share.story",
+        expects="two-tenants-at-once-share-no-flight.story",
     ),
     Mutant(
         name="a peer that is not told of the flight",
@@ -158,7 +158,7 @@ ADMISSION: Final[tuple[Mutant, ...]] = (
         old="        draft.free_host((phase.tail_host,))\n",
         new="        pass\n",
         why="A host page leaks when what is in front of it has gone.",
-        expects="retract",
+        expects="a-partial-page-without-its-prefix-is-given-back.story",
     ),
     Mutant(
         name="growth without room",

@@ -81,14 +81,6 @@ FILLING: Final[tuple[Mutant, ...]] = (
         expects="restore",
     ),
     Mutant(
-        name="a damaged page stays a hit",
-        file="step_filling.py",
-        old="    return (ForgetStored(part.start + n_good, part.start + n_good + 1),)\n",
-        new="    return ()\n",
-        why="A page that could not be read is not written again: every request pays for it.",
-        expects="a-damaged-page-is-read-no-more.story",
-    ),
-    Mutant(
         name="boundary not moved",
         file="plan.py",
         old="storage=min(self.storage, end),",
@@ -105,14 +97,6 @@ FILLING: Final[tuple[Mutant, ...]] = (
         expects="restore",
     ),
     Mutant(
-        name="widened by the first gap only",
-        file="settle.py",
-        old="    for span in owed:\n",
-        new="    for span in owed[:1]:\n",
-        why="Two holes, and the prefill node is asked for one.",
-        expects="restore",
-    ),
-    Mutant(
         name="widened again and again",
         file="settle.py",
         old="    happen(draft, attempt, Widened(owed, promise))\n",
@@ -126,7 +110,7 @@ FILLING: Final[tuple[Mutant, ...]] = (
         old="    n_needed = phase.plan.n_pages\n",
         new="    n_needed = phase.plan.bounds.storage\n",
         why="The request runs on pages that have not come.",
-        expects="peer",
+        expects="orphan",
     ),
     Mutant(
         name="ready before the token",
@@ -142,7 +126,7 @@ FILLING: Final[tuple[Mutant, ...]] = (
         old="    if any(part.copy is not None for part in phase.parts):\n        return\n    n_needed",
         new="    n_needed",
         why="A copy that was given up still writes into pages that the request computes on.",
-        expects="restore",
+        expects="a-resumed-request-waits-for-the-copy-that-failed-elsewhere.story",
     ),
     Mutant(
         name="a follower is not woken",
@@ -168,7 +152,7 @@ FILLING: Final[tuple[Mutant, ...]] = (
         old="    hand_over(draft, request.attempt)\n    happen(draft, request.attempt, Aborted())\n",
         new="    happen(draft, request.attempt, Aborted())\n",
         why="The last share should cancel a flight; here the first to leave does.",
-        expects="a-follower-keeps-a-restore-that-its-leader-leaves.story",
+        expects="a-restore-that-is-handed-over-is-not-done-again.story",
     ),
     Mutant(
         name="a flight's pages stay with who leaves",
@@ -189,9 +173,9 @@ FILLING: Final[tuple[Mutant, ...]] = (
     Mutant(
         name="a copy that fails on one rank is over on all",
         file="verdicts.py",
-        old="            if seen.ended:\n                _tell(draft, known, CopyEnded(ticket, seen.progress))\n",
+        old="            if seen.ended:\n                _tell(draft, known, CopyEnded(ticket))\n",
         new="            if seen.ended or seen.ceiling < known.n_pages:\n"
-        "                _tell(draft, known, CopyEnded(ticket, seen.progress))\n",
+        "                _tell(draft, known, CopyEnded(ticket))\n",
         why="Taken for done when the first rank is done: the others still write.",
         expects="ranks",
     ),

@@ -27,7 +27,7 @@ PAGES: Final[tuple[Mutant, ...]] = (
         old="for s in idle.values() if s.id not in n_below]\n",
         new="for s in idle.values()]\n",
         why="The middle of a prefix goes first: what hangs on it takes room and is never found.",
-        expects="calm",
+        expects="cached-host-pages-are-room-for-a-read.story",
     ),
     Mutant(
         name="evicts more than asked",
@@ -75,7 +75,7 @@ PAGES: Final[tuple[Mutant, ...]] = (
         old="host=None if segment.host is None else segment.host[n_pages:],",
         new="host=None if segment.host is None else segment.host[: segment.n_pages - n_pages],",
         why="After a split the lower part has the pages of the upper one.",
-        expects="restore",
+        expects="a-partial-page-survives-a-retraction.story",
     ),
     Mutant(
         name="a split keeps the old key",
@@ -83,7 +83,7 @@ PAGES: Final[tuple[Mutant, ...]] = (
         old="        self.child_by_key[(segment.parent, top)] = upper.id\n",
         new="",
         why="A memo outlives a split: the way to a page leads past its new parent.",
-        expects="restore",
+        expects="back",
     ),
     Mutant(
         name="a stale page is found",

@@ -44,7 +44,7 @@ PEERS: Final[tuple[Mutant, ...]] = (
         old="            draft.effects.append(SendCommitted(ticket=request.hold))\n",
         new="",
         why="The prefill node holds the pages until its lease runs out: it fills up.",
-        expects="peer",
+        expects="a-whole-prompt-in-the-cache-wants-nothing.story",
     ),
     Mutant(
         name="a silent peer is never closed",
@@ -84,7 +84,7 @@ PEERS: Final[tuple[Mutant, ...]] = (
         old="    if after.peer_gone is not None and needs_peer(after):\n",
         new="    if after.peer_gone is not None and after.parts == ():\n",
         why="The peer had gone before a copy failed; nobody is left to ask, and nobody says so.",
-        expects="restore",
+        expects="a-request-fails-only-when-the-peer-cannot-give-either.story",
     ),
     Mutant(
         name="no deadline on the transfer",
@@ -92,7 +92,7 @@ PEERS: Final[tuple[Mutant, ...]] = (
         old="            timeout_ms=self.limits.transfer_deadline_ms if is_waiting else None,\n",
         new="            timeout_ms=None,\n",
         why="The prefill node died: the request hangs.",
-        expects="peer",
+        expects="hurry",
     ),
     Mutant(
         name="no deadline on the token",

@@ -7,19 +7,21 @@ from kvlift.models.mutants.mutant import Mutant
 WAY_DOWN: Final[tuple[Mutant, ...]] = (
     Mutant(
         name="write-through acknowledged before it has landed",
-        file="desk.py",
-        old="                self._begin_or_park(effect, ticket, Kind.MIRROR, len(host))\n",
-        new="                self._begin_or_park(effect, ticket, Kind.MIRROR, len(host))\n"
-        "                self.watches[ticket] = ended_with(self.watches[ticket], len(host))\n",
+        file="local.py",
+        old="        return Observation(self.progress, int(self.has_ended), self.ceiling)\n",
+        new="        if self.kind is Kind.MIRROR:\n"
+        "            return Observation(self.n_pages, 1, self.n_pages)\n"
+        "        return Observation(self.progress, int(self.has_ended), self.ceiling)\n",
         why="The host's copy is believed when the copy is queued.",
         expects="mirror",
     ),
     Mutant(
         name="a write acknowledged before it has landed",
-        file="desk.py",
-        old="                self._begin_or_park(effect, ticket, Kind.PERSIST, len(positions))\n",
-        new="                self._begin_or_park(effect, ticket, Kind.PERSIST, len(positions))\n"
-        "                self.watches[ticket] = ended_with(self.watches[ticket], len(positions))\n",
+        file="local.py",
+        old="        return Observation(self.progress, int(self.has_ended), self.ceiling)\n",
+        new="        if self.kind is Kind.PERSIST:\n"
+        "            return Observation(self.n_pages, 1, self.n_pages)\n"
+        "        return Observation(self.progress, int(self.has_ended), self.ceiling)\n",
         why="The stored copy is believed when the write is queued.",
         expects="mirror",
     ),

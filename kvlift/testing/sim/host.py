@@ -25,7 +25,8 @@ TIERS: Final = {Source.DEVICE: "device", Source.HOST: "host", Source.STORAGE: "s
 
 @define(eq=False)
 class Host:
-    """`claims`: what a driver told the host that can't be; `ended` and `hit` count over the run.
+    """`jobs`: the requests that live; `past`: those that did. `claims`: what a driver told the
+    host that can't be; `ended` and `hit` count over the run.
 
     `first_tokens`: what each request's answer begins with, for the prefill nodes."""
 
@@ -34,6 +35,7 @@ class Host:
     first_tokens: dict[str, int]
     draw: Random = field(init=False)
     jobs: dict[str, Job] = field(factory=dict)
+    past: dict[str, Job] = field(factory=dict)
     ended: "Counter[str]" = field(factory=Counter)
     hit: "Counter[str]" = field(factory=Counter)
     claims: list[str] = field(factory=list)
@@ -56,7 +58,7 @@ class Host:
     # What the run asks.
 
     def alive(self) -> list[Job]:
-        return [job for job in self.jobs.values() if job.stand is not Stand.OVER]
+        return list(self.jobs.values())
 
     def next_arrival_ns(self) -> int | None:
         """When the host will act by itself: an arrival, or a request that is tried again."""
@@ -229,10 +231,8 @@ class Host:
         job.stand = Stand.RETRACTING
 
     def _resume(self, world: World) -> None:
-        if self._starving is not None and self.jobs[self._starving].stand in (
-            Stand.RUNNING,
-            Stand.GROWING,
-        ):
+        starving = self.jobs.get(self._starving or "")
+        if starving is not None and starving.stand in (Stand.RUNNING, Stand.GROWING):
             return
         self._starving = None
         waiting = [job for job in self.jobs.values() if job.stand is Stand.RETRACTED]
@@ -266,7 +266,7 @@ class Host:
         for ended in ticks[0].ended:
             self._ended(world, ended)
         for refused in ticks[0].refused:
-            if not self.jobs[refused.rid].is_aborted:
+            if not self._known(refused.rid).is_aborted:
                 text = f"{refused.call} came when {refused.rid} was {refused.phase}"
                 self.claims.append(f"calls: {text}")
 
@@ -294,7 +294,7 @@ class Host:
                 self.hit[name] += told[0].n_pages_by_source.get(source, 0)
 
     def _ended(self, world: World, ended: Ended) -> None:
-        job, now_ns = self.jobs[ended.rid], world.agenda.now_ns
+        job, now_ns = self._known(ended.rid), world.agenda.now_ns
         if job.stand is Stand.OVER or job.stand is Stand.WAITING:
             self.claims.append(f"outcome: {job.rid} has ended twice: {ended}")
         job.give_pages_back()
@@ -316,6 +316,13 @@ class Host:
                     job.stand = Stand.WAITING
                     job.retry_ns = now_ns + self.plan.step_ns * 3**job.n_tries
                     job.started = 0
+        if job.stand is Stand.OVER:
+            self.past[job.rid] = job
+            self.jobs.pop(job.rid, None)
+
+    def _known(self, rid: str) -> Job:
+        """A request that is alive, or has been."""
+        return self.jobs[rid] if rid in self.jobs else self.past[rid]
 
     def _judge(self, world: World, job: Job, ended: Ended) -> None:
         if world.excuses.found(job.rid, job.node, job.asked_ns) is None:

@@ -1,0 +1,25 @@
+# B follows A's restore. A is aborted, and the restore is B's: its prefill node is asked for no page
+# of it.
+
+world ranks=2 page=4 device=16 host=8
+config write=none persist=off
+ports held copies
+
+prompt A pages=5
+prompt B from=A[0:4] pages=6
+put A[0:4] in host
+
+submit A
+tick 4
+submit B
+tick 4
+expect B sources device=4 host=0 peer=2
+abort A
+tick 2
+expect A aborted
+expect B sources device=0 host=4 peer=2
+land all
+expect within 6 ticks B ready
+expect B promise=4
+expect B wants 4:6
+expect B bytes ok
