@@ -1,4 +1,4 @@
-"""Faults in what the host scheduler asks for: finish, retract, flush, detach, names."""
+"""Faults in what the host scheduler asks for: finish, abort, retract, detach, names."""
 
 from typing import Final
 
@@ -96,27 +96,19 @@ CALLS: Final[tuple[Mutant, ...]] = (
         expects="retract",
     ),
     Mutant(
-        name="a living name is taken again",
-        file="calls.py",
-        old="    if call.rid in draft.attempt_by_rid:\n",
-        new="    if call.rid in draft.attempt_by_rid and call.prompt.n_tokens == 0:\n",
-        why="A second request under a name in use takes the first one's place.",
-        expects="a-living-id-is-refused.story",
-    ),
-    Mutant(
-        name="a flush of storage forgets to forget",
-        file="calls.py",
-        old="        case Tier.STORAGE:\n            draft.index.flush_stored()\n",
-        new="        case Tier.STORAGE:\n",
-        why="After a flush of storage, pages count as stored that are nowhere.",
-        expects="a-flush-of-everything-forgets-storage.story",
-    ),
-    Mutant(
         name="a detach leaves its reads",
         file="calls.py",
         old="        elif isinstance(phase, Filling):\n            for part in phase.parts:\n",
         new="        elif isinstance(phase, Filling):\n            for part in phase.parts[:0]:\n",
         why="Requests wait for a storage that was taken away.",
-        expects="storage-taken-away-in-mid-flight.story",
+        expects="a-detach-ends-the-reads-that-run.story",
+    ),
+    Mutant(
+        name="a name stays taken",
+        file="apply.py",
+        old="            del draft.attempt_by_rid[request.rid]\n",
+        new="",
+        why="The next attempt under a name is refused, or taken for the one that has ended.",
+        expects="peer",
     ),
 )

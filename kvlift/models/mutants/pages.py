@@ -91,7 +91,7 @@ PAGES: Final[tuple[Mutant, ...]] = (
         old="        if segment.host is None or segment.host_stale:\n",
         new="        if segment.host is None:\n",
         why="A flushed page is used again because a copy still pins it.",
-        expects="a-flush-in-the-middle-of-a-restore.story",
+        expects="a-partial-page-without-its-prefix-is-given-back.story",
     ),
     Mutant(
         name="a stale page stays",
@@ -99,7 +99,7 @@ PAGES: Final[tuple[Mutant, ...]] = (
         old="                is_over = after.host_pins == 0 and after.host_stale\n",
         new="                is_over = False\n",
         why="A flushed page is never forgotten: room that nobody can use.",
-        expects="a-flush-in-the-middle-of-a-restore.story",
+        expects="a-partial-page-without-its-prefix-is-given-back.story",
     ),
     Mutant(
         name="a flush takes pages in use",
@@ -107,7 +107,7 @@ PAGES: Final[tuple[Mutant, ...]] = (
         old="            if is_idle(segment, tier):\n                self.forget(tier, segment)\n",
         new="            if not segment.persisting:\n                self.forget(tier, segment)\n",
         why="A flush in mid-flight frees pages that a copy reads or writes.",
-        expects="retract",
+        expects="a-flush-in-mid-flight-is-never-an-error.story",
     ),
     Mutant(
         name="idle pages are miscounted",
@@ -123,15 +123,7 @@ PAGES: Final[tuple[Mutant, ...]] = (
         old="    draft.free_device(tuple(twice))\n",
         new="",
         why="Two requests bring the same page; one of the two copies is forgotten.",
-        expects="two-requests-that-bring-the-same-pages-keep-one-copy.story",
-    ),
-    Mutant(
-        name="pages join behind a flushed one",
-        file="publish.py",
-        old="    stop = min(stop, _n_pages_free_to_join(draft, request.prompt, start, stop))\n",
-        new="",
-        why="New pages hang on one that is about to be forgotten.",
-        expects="a-flush-in-mid-flight-is-never-an-error.story",
+        expects="a-put-under-a-live-request-makes-two-copies.story",
     ),
     Mutant(
         name="published and not pinned",
@@ -147,7 +139,7 @@ PAGES: Final[tuple[Mutant, ...]] = (
         old="            useless.extend(handles)\n        page += segment.n_pages\n",
         new="            pass\n        page += segment.n_pages\n",
         why="A read brings a page that the host has by now; its page is forgotten.",
-        expects="share",
+        expects="a-page-that-is-read-and-put-at-once-is-kept-once.story",
     ),
     Mutant(
         name="a flushed read joins the host",
@@ -155,7 +147,7 @@ PAGES: Final[tuple[Mutant, ...]] = (
         old="    if deed.host_epoch != draft.host_epoch or n_good <= 0:\n",
         new="    if n_good <= 0:\n",
         why="Pages that were read before a flush are kept after it.",
-        expects="a-flush-in-mid-flight-is-never-an-error.story",
+        expects="what-was-read-before-a-flush-is-not-kept-after-it.story",
     ),
     Mutant(
         name="a follower's spare pages leak",

@@ -27,21 +27,12 @@ RANKS: Final[tuple[Mutant, ...]] = (
         expects="ranks",
     ),
     Mutant(
-        name="rates are a rank's own",
-        file="advance.py",
-        old="    agreed, decision = advance_agreed(state.agreed, verdict, submissions, policy)\n",
-        new="    mine = evolve(state.agreed, rates=state.local.rates)\n"
-        "    agreed, decision = advance_agreed(mine, verdict, submissions, policy)\n",
-        why="The cost model compares what this rank has measured, not what all have agreed.",
-        expects="ranks",
-    ),
-    Mutant(
         name="room of the richest",
         file="verdicts.py",
         old="device_room=verdict.device_room,",
         new="device_room=max(verdict.device_room, draft.policy.n_device_pages),",
         why="Room is decided by what was configured, not by what the poorest rank has left.",
-        expects="one-rank-with-less-room-decides-for-all.story",
+        expects="a-wedge-comes-and-goes.story",
     ),
     Mutant(
         name="progress of one rank is progress",
@@ -66,7 +57,7 @@ RANKS: Final[tuple[Mutant, ...]] = (
         old="        _tell(draft, known, StorageAnswered(ticket, seen.progress))\n",
         new="        _tell(draft, known, StorageAnswered(ticket, known.n_pages))\n",
         why="The hit length is not reduced over the ranks.",
-        expects="the-shortest-prefix-of-all-ranks-counts.story",
+        expects="a-page-of-one-rank-is-no-hit.story",
     ),
     Mutant(
         name="slots stand still",
@@ -74,15 +65,7 @@ RANKS: Final[tuple[Mutant, ...]] = (
         old="    first = agreed.tick * n_slots % len(tickets)\n",
         new="    first = 0\n",
         why="With more operations than a ballot has slots the last ones are never voted on.",
-        expects="few-slots-in-a-ballot-cost-time-and-nothing-else.story",
-    ),
-    Mutant(
-        name="ranks with two tokens",
-        file="verdicts.py",
-        old="    if not is_one_token(seen):\n",
-        new="    if not is_one_token(seen) and not seen.ended:\n",
-        why="Two ranks go on with different first tokens.",
-        expects="ranks",
+        expects="slots-go-round.story",
     ),
     Mutant(
         name="a difference is not looked for",
@@ -93,11 +76,11 @@ RANKS: Final[tuple[Mutant, ...]] = (
         expects="ranks",
     ),
     Mutant(
-        name="a name leads to one rank's order",
+        name="priorities upside down",
         file="admission.py",
         old="return sorted(waiting, key=lambda r: (-r.priority, r.attempt))",
         new="return sorted(waiting, key=lambda r: (r.priority, r.attempt))",
-        why="The line is walked in another order than agreed.",
+        why="The least urgent request goes first.",
         expects="a-priority-keeps-a-prefix.story",
     ),
 )

@@ -23,7 +23,7 @@ WAY_DOWN: Final[tuple[Mutant, ...]] = (
         "            return Observation(self.n_pages, 1, self.n_pages)\n"
         "        return Observation(self.progress, int(self.has_ended), self.ceiling)\n",
         why="The stored copy is believed when the write is queued.",
-        expects="mirror",
+        expects="stow",
     ),
     Mutant(
         name="a failed copy down is believed",
@@ -39,7 +39,7 @@ WAY_DOWN: Final[tuple[Mutant, ...]] = (
         old="        for segment in list(index.cover(prompt, start, start + n_good)):\n",
         new="        for segment in list(index.cover(prompt, start, stop)):\n",
         why="Pages that storage refused are never written again.",
-        expects="mirror",
+        expects="stow",
     ),
     Mutant(
         name="a copy from before a flush is kept",
@@ -47,7 +47,7 @@ WAY_DOWN: Final[tuple[Mutant, ...]] = (
         old=" if mirroring.host_epoch == draft.host_epoch else ()\n",
         new="\n",
         why="A flush during a copy down is forgotten.",
-        expects="a-flush-while-pages-go-down.story",
+        expects="what-went-down-before-a-flush-is-not-kept-after-it.story",
     ),
     Mutant(
         name="a child is stored without its parent",
@@ -55,7 +55,7 @@ WAY_DOWN: Final[tuple[Mutant, ...]] = (
         old="return (Stowing() if is_whole else Settled()), (Persisted(phase, n_good),)",
         new="return Stowing(), (Persisted(phase, len(phase.positions)),)",
         why="A failed batch leaves pages behind a hole: they are stored and can't be found.",
-        expects="mirror",
+        expects="stow",
     ),
     Mutant(
         name="a hole on the way down is stepped over",
@@ -63,7 +63,7 @@ WAY_DOWN: Final[tuple[Mutant, ...]] = (
         old="        if not has_host and not has_device:\n            break\n",
         new="        if not has_host and not has_device:\n            continue\n",
         why="Children are written although their parent is gone.",
-        expects="mirror",
+        expects="stow",
     ),
     Mutant(
         name="the page under a copy down is not pinned",
@@ -123,7 +123,7 @@ WAY_DOWN: Final[tuple[Mutant, ...]] = (
         old="    n_placed = _n_placed(draft, descent)\n    draft.index.pin",
         new="    n_placed = 0\n    draft.index.pin",
         why="Room for the end of a path is made by evicting its begin.",
-        expects="mirror",
+        expects="a-path-longer-than-the-host-keeps-its-begin.story",
     ),
     Mutant(
         name="storage that is gone is written",
@@ -139,7 +139,7 @@ WAY_DOWN: Final[tuple[Mutant, ...]] = (
         old="    is_attached = draft.storage is Switch.ON\n",
         new="    is_attached = draft is not None\n",
         why="A write that ends after a detach is believed, and the page is never written again.",
-        expects="storage-taken-away-in-mid-flight.story",
+        expects="stow",
     ),
     Mutant(
         name="a useful host page is no room",
@@ -147,6 +147,6 @@ WAY_DOWN: Final[tuple[Mutant, ...]] = (
         old="        return max(0, self.n_host_free() + n_useless)\n",
         new="        return max(0, self.n_host_free())\n",
         why="A host full of old pages takes no new ones: write-back stops.",
-        expects="with-write-back-pages-go-down-when-room-is-needed.story",
+        expects="old-pages-on-the-host-make-room-for-dirty-ones.story",
     ),
 )

@@ -13,6 +13,7 @@ from kvlift.models.worlds.ranks import ranks
 from kvlift.models.worlds.restore import calm, hurry, restore
 from kvlift.models.worlds.retract import retract
 from kvlift.models.worlds.share import orphan, share
+from kvlift.models.worlds.stow import stow
 
 __all__ = ["CALM_SHARE", "WORLDS", "WorldFactory"]
 
@@ -41,5 +42,6 @@ WORLDS: Final[Mapping[str, WorldFactory]] = MappingProxyType(
         "retract": retract,
         "hurry": hurry,
         "calm": calm,
+        "stow": stow,
     }
 )
