@@ -18,7 +18,6 @@ QUESTIONS: Final = {
     "tick": "What does a tick cost the scheduler, by requests in flight?",
     "ballot": "How long does a tick wait for agreement, beside a decode step?",
     "store": "How fast are the file store's reads and writes, beside raw O_DIRECT?",
-    "transfer": "How fast do pages come from the prefill node, beside a plain socket?",
 }
 
 

@@ -88,14 +88,12 @@ def _modes(_ctx: click.Context, _param: click.Parameter, value: str) -> tuple[st
     "--requests",
     "n_requests",
     type=click.IntRange(2, 100_000),
-    default=60,
-    help="Of the trace, the first.",
+    help="Of the trace, the first; 60 where it is left out.",
 )
 @click.option(
     "--scale",
     type=click.FloatRange(0, 1, min_open=True),
-    default=0.01,
-    help="Factor on the trace's lengths.",
+    help="Factor on the trace's lengths; 0.01 where it is left out.",
 )
 @click.option(
     "--link-gbps",
@@ -139,7 +137,7 @@ def demo(*, as_json: bool, **options: Any) -> None:
     not in what is computed. Tokens and log-probabilities are compared with a plain forward without
     any cache, and restored pages with recomputed ones.
     """
-    wanted = Wanted(**options)
+    wanted = _parsed(options)
     if importlib.util.find_spec("matplotlib") is None:
         fail("the report needs matplotlib: pip install 'kvlift[demo]'")
     if wanted.corrupts and not {"host", "all"} & set(wanted.modes):
@@ -159,6 +157,16 @@ def demo(*, as_json: bool, **options: Any) -> None:
     for fault in result.faults:
         say(f"does not hold: {fault}")
     end(holds=not result.faults)
+
+
+def _parsed(options: dict[str, Any]) -> "Wanted":
+    """Options that belong to a trace are refused without one, and have their defaults with one."""
+    if options["trace"] is None:
+        for name, value in (("--requests", options["n_requests"]), ("--scale", options["scale"])):
+            if value is not None:
+                raise click.UsageError(f"{name} is of a trace: name one with --trace FILE")
+    n_requests, scale = options.pop("n_requests"), options.pop("scale")
+    return Wanted(n_requests=n_requests or 60, scale=scale or 0.01, **options)
 
 
 @contextmanager

@@ -19,6 +19,9 @@ import click
 
 from kvlift.cli.output import INTERRUPTED, TERMINATED
 
+BROKEN_PIPE: Final = 141
+"""As a shell reports a program that SIGPIPE ended: neither a success nor a finding."""
+
 SUMMARIES: Final = {
     "demo": "Play conversations over all tiers in real processes and compare.",
     "serve": "Run the reference worker behind HTTP.",
@@ -99,7 +102,7 @@ def main(args: Sequence[str] | None = None) -> int:
             # The reader of our output has gone (`kvlift ... | head`); nothing is left to say, and
             # the interpreter must not complain when it flushes at the end.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return 1
+            return BROKEN_PIPE
     return code if isinstance(code, int) else 0
 
 

@@ -87,7 +87,11 @@ def _kinds(_ctx: click.Context, _param: click.Parameter, text: str) -> tuple[str
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="Play requests of this Mooncake-format trace.",
 )
-@click.option("--requests", type=click.IntRange(min=1), help="Arrivals at most, a seed.")
+@click.option(
+    "--requests",
+    type=click.IntRange(min=1),
+    help="Arrivals at most, a seed; one that is tried again is counted again.",
+)
 @click.option(
     "--repeat-every",
     type=click.IntRange(min=0),

@@ -43,6 +43,8 @@ def _on_folder(command: Callable[..., bool]) -> Callable[..., None]:
     def run(directory: Path, **options: object) -> None:
         try:
             holds = command(_open(directory), **options)
+        except BrokenPipeError:
+            raise
         except OSError as error:
             fail(f"{directory} can't be read or changed ({error.strerror}): check its owner")
         end(holds=holds)

@@ -31,6 +31,8 @@ def story(files: tuple[Path, ...], *, trace: bool, as_json: bool) -> None:
             click.echo(str(verdicts[-1]))
     if as_json:
         print_json([_as_json(verdict) for verdict in verdicts])
+    elif len(verdicts) > 1:
+        say(f"{len(verdicts)} stories, {sum(v.exit_code == 0 for v in verdicts)} hold")
     raise click.exceptions.Exit(max(verdict.exit_code for verdict in verdicts))
 
 

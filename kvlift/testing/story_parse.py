@@ -54,6 +54,8 @@ def parse_story(text: str) -> Story:
         words.end()
         known.check(number, statement, is_first=not lines)
         lines.append(Line(number, line_text.split("#")[0].strip(), statement))
+    if not lines:
+        raise StoryError(1, "there is no statement in this story: it would show nothing")
     return Story(_title(text), tuple(lines))
 
 

@@ -60,9 +60,7 @@ def test_a_world_or_story_finds_it_out(name: str) -> None:
 def harmless(name: str) -> Mutant:
     """A change that changes nothing."""
     old = "N_TICKS_MAX: Final = 3\n"
-    return Mutant(
-        name=name, file="growth.py", old=old, new=f"{old}\n", why="none", expects="calm"
-    )
+    return Mutant(name=name, file="growth.py", old=old, new=f"{old}\n", why="none", expects="calm")
 
 
 def test_what_is_not_found_in_time_lives() -> None:

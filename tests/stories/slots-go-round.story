@@ -1,20 +1,26 @@
-# A ballot has two slots, and A's prefill node is slow: what is open for A would fill them for ever.
-# B is voted on all the same.
+# A ballot has eight slots, and four prefill nodes are slow: what is open for their requests would
+# fill the slots for ever. E is voted on all the same.
 
 world ranks=2 page=4 device=16 host=8
-config write=none persist=off ballot_slots=2
+config write=none persist=off ballot_slots=8
 ports held peer
 
-prompt A pages=4
-prompt B pages=4
-put B[0:2] in host
+prompt A pages=1
+prompt B pages=1
+prompt C pages=1
+prompt D pages=1
+prompt E pages=4
+put E[0:2] in host
 
 submit A
-tick 6
-expect A filling
 submit B
+submit C
+submit D
+tick 6
+expect D filling
+submit E
 tick 12
-expect B filling
-land peer B
-expect within 12 ticks B ready
-expect B bytes ok
+expect E filling
+land peer E
+expect within 12 ticks E ready
+expect E bytes ok

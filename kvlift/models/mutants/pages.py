@@ -51,7 +51,7 @@ PAGES: Final[tuple[Mutant, ...]] = (
         old='            ("salt", self.salt),\n',
         new="",
         why="Pages of two salts meet in storage.",
-        expects="an-adapter-and-a-salt-of-one-name-are-different.story",
+        expects="two-salts-meet-in-no-tier.story",
     ),
     Mutant(
         name="storage key without field names",
@@ -59,7 +59,7 @@ PAGES: Final[tuple[Mutant, ...]] = (
         old='            hasher.update(b"%s=%d:" % (name.encode(), len(encoded)))\n',
         new="",
         why="An adapter and a salt of one name give one key: no domain separation.",
-        expects="an-adapter-and-a-salt-of-one-name-are-different.story",
+        expects="options-of-a-namespace-do-not-run-together.story",
     ),
     Mutant(
         name="storage key without its chain",
@@ -67,7 +67,7 @@ PAGES: Final[tuple[Mutant, ...]] = (
         old="        key = hasher.digest()\n        yield key\n",
         new="        yield hasher.digest()\n",
         why="A page's key does not depend on what stands before it.",
-        expects="a-prefix-in-storage-comes-back-after-a-flush.story",
+        expects="all-that-was-written-comes-back-after-a-restart.story",
     ),
     Mutant(
         name="a split mixes up handles",

@@ -26,7 +26,8 @@ PEERS: Final[tuple[Mutant, ...]] = (
         name="a failure is taken for the end",
         file="desk.py",
         old="watch, ceiling=min(watch.ceiling, int(cause)), timeout_ms=timeout_ms\n",
-        new="watch, ceiling=min(watch.ceiling, int(cause)), timeout_ms=timeout_ms, has_ended=True\n",
+        new="watch, ceiling=min(watch.ceiling, int(cause)), timeout_ms=timeout_ms, "
+        "has_ended=True\n",
         why="The lease has expired, but writes under it are still on their way.",
         expects="peer",
     ),
@@ -76,7 +77,7 @@ PEERS: Final[tuple[Mutant, ...]] = (
         old="return _failed(gone, cause) if needs_peer(gone) else (gone, ())",
         new="return _failed(gone, cause)",
         why="A request that has all it needs from the peer fails with it.",
-        expects="a-request-fails-only-when-the-peer-cannot-give-either.story",
+        expects="a-request-that-has-all-of-its-peer-outlives-it.story",
     ),
     Mutant(
         name="failed too late to notice",
@@ -84,7 +85,7 @@ PEERS: Final[tuple[Mutant, ...]] = (
         old="    if after.peer_gone is not None and needs_peer(after):\n",
         new="    if after.peer_gone is not None and after.parts == ():\n",
         why="The peer had gone before a copy failed; nobody is left to ask, and nobody says so.",
-        expects="a-request-fails-only-when-the-peer-cannot-give-either.story",
+        expects="a-copy-that-fails-after-the-peer-has-gone-ends-the-request.story",
     ),
     Mutant(
         name="no deadline on the transfer",

@@ -57,7 +57,7 @@ RANKS: Final[tuple[Mutant, ...]] = (
         old="        _tell(draft, known, StorageAnswered(ticket, seen.progress))\n",
         new="        _tell(draft, known, StorageAnswered(ticket, known.n_pages))\n",
         why="The hit length is not reduced over the ranks.",
-        expects="a-page-of-one-rank-is-no-hit.story",
+        expects="a-deadline-starts-again-when-the-peer-is-asked-for-more.story",
     ),
     Mutant(
         name="slots stand still",
@@ -68,19 +68,11 @@ RANKS: Final[tuple[Mutant, ...]] = (
         expects="slots-go-round.story",
     ),
     Mutant(
-        name="a difference is not looked for",
-        file="ballot.py",
-        old="        if least[2 * at] != -least[2 * at + 1]:\n",
-        new="        if least[2 * at] > -least[2 * at + 1]:\n",
-        why="The header proves nothing: ranks that differ go on side by side.",
-        expects="ranks",
-    ),
-    Mutant(
         name="priorities upside down",
         file="admission.py",
         old="return sorted(waiting, key=lambda r: (-r.priority, r.attempt))",
         new="return sorted(waiting, key=lambda r: (r.priority, r.attempt))",
         why="The least urgent request goes first.",
-        expects="a-priority-keeps-a-prefix.story",
+        expects="the-most-urgent-goes-first.story",
     ),
 )

@@ -79,7 +79,8 @@ WAY_DOWN: Final[tuple[Mutant, ...]] = (
     Mutant(
         name="the pin of a copy down leaks",
         file="way_down.py",
-        old="        index.unpin(Tier.DEVICE, prompt, start, stop)\n    draft.free_host(tuple(useless))\n",
+        old="        index.unpin(Tier.DEVICE, prompt, start, stop)\n"
+        "    draft.free_host(tuple(useless))\n",
         new="    draft.free_host(tuple(useless))\n",
         why="Pages that went down once can never be evicted.",
         expects="mirror",

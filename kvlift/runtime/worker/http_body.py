@@ -63,11 +63,11 @@ class BadCallError(Exception):
 
 def error_response(message: str, status: int, *, kind: str | None = None) -> Response:
     """OpenAI's shape of an error, which SGLang's clients read as well."""
-    names = {400: "invalid_request_error", 413: "invalid_request_error", 429: "rate_limit_error"}
+    ours = {429: "rate_limit_error"} | dict.fromkeys((400, 404, 405, 413), "invalid_request_error")
     body = {
         "error": {
             "message": message,
-            "type": kind or names.get(status, "server_error"),
+            "type": kind or ours.get(status, "server_error"),
             "param": None,
             "code": status,
         }
