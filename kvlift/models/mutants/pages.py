@@ -62,14 +62,6 @@ PAGES: Final[tuple[Mutant, ...]] = (
         expects="options-of-a-namespace-do-not-run-together.story",
     ),
     Mutant(
-        name="storage key without its chain",
-        file="keys.py",
-        old="        key = hasher.digest()\n        yield key\n",
-        new="        yield hasher.digest()\n",
-        why="A page's key does not depend on what stands before it.",
-        expects="all-that-was-written-comes-back-after-a-restart.story",
-    ),
-    Mutant(
         name="a split mixes up handles",
         file="index_edit.py",
         old="host=None if segment.host is None else segment.host[n_pages:],",

@@ -63,7 +63,7 @@ WAY_DOWN: Final[tuple[Mutant, ...]] = (
         old="        if not has_host and not has_device:\n            break\n",
         new="        if not has_host and not has_device:\n            continue\n",
         why="Children are written although their parent is gone.",
-        expects="stow",
+        expects="no-page-is-written-behind-a-hole.story",
     ),
     Mutant(
         name="the page under a copy down is not pinned",
@@ -107,7 +107,7 @@ WAY_DOWN: Final[tuple[Mutant, ...]] = (
         old="        and not segment.mirroring\n",
         new="",
         why="Two copies of one page run, and the mark is gone when the first has ended.",
-        expects="mirror",
+        expects="a-page-goes-down-once.story",
     ),
     Mutant(
         name="a page is written twice at once",
@@ -116,7 +116,7 @@ WAY_DOWN: Final[tuple[Mutant, ...]] = (
         "            return None\n",
         new="",
         why="Two writes of one page run, and the mark is gone when the first has ended.",
-        expects="mirror",
+        expects="a-page-is-written-once.story",
     ),
     Mutant(
         name="the path down eats itself",
