@@ -77,9 +77,10 @@ def test_all_are_hunted_in_their_order_and_counted() -> None:
     assert told == [(0, 3), (1, 3), (2, 3), (3, 3)]
 
 
-@pytest.mark.parametrize(("old", "n_found"), [("no such text", 0), ("import", 8)])
-def test_a_text_that_is_not_there_once_is_refused(old: str, n_found: int) -> None:
+@pytest.mark.parametrize("old", ["no such text", "import"])
+def test_a_text_that_is_not_there_once_is_refused(old: str) -> None:
     mutant = evolve(harmless("stray"), old=old)
+    n_found = mutant.path.read_text(encoding="utf-8").count(old)
     with pytest.raises(PatchFailed, match=f"'stray': its old text occurs {n_found} times"):
         mutant.patched()
     with pytest.raises(RuntimeError, match="its old text occurs"):

@@ -104,7 +104,7 @@ ADMISSION: Final[tuple[Mutant, ...]] = (
         old="            n_passed_over += 1\n            continue\n",
         new="            return\n",
         why="Head-of-line blocking: a request that fits waits behind one that does not.",
-        expects="budget",
+        expects="a-head-of-line-is-overtaken-so-often-and-no-more.story",
     ),
     Mutant(
         name="resumed before its last page is down",
@@ -179,7 +179,7 @@ ADMISSION: Final[tuple[Mutant, ...]] = (
         old="n_clean = draft.index.n_device_idle - n_device_dirty(draft)",
         new="n_clean = draft.index.n_device_idle",
         why="With write-back, pages are taken that are nowhere below yet: the cache is lost.",
-        expects="with-write-back-pages-go-down-when-room-is-needed.story",
+        expects="growth-waits-for-dirty-pages-to-go-down.story",
     ),
     Mutant(
         name="growth waits for ever",
@@ -187,7 +187,7 @@ ADMISSION: Final[tuple[Mutant, ...]] = (
         old="if pages is None and draft.before.tick + 1 < growth.deadline:",
         new="if pages is None:",
         why="A decode step stalls on pages that do not come; it is never refused.",
-        expects="back",
+        expects="growth-does-not-wait-for-ever.story",
     ),
     Mutant(
         name="admission takes dirty pages",

@@ -1,7 +1,7 @@
 """Loads one module of the core from other text than its file has. No file is written."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.util import spec_from_file_location
@@ -11,14 +11,21 @@ from kvlift.models.mutants.mutant import Mutant
 
 
 class _Loader(SourceFileLoader):
-    """Gives the text of a mutant under the name of the real file, so that traces read right."""
+    """Takes the text of a mutant for that of the real file; the name stays, for tracebacks."""
 
     def __init__(self, mutant: Mutant) -> None:
         super().__init__(mutant.module, str(mutant.path))
         self.text = mutant.patched()
 
-    def get_code(self, fullname: str) -> CodeType:
-        return self.source_to_code(self.text.encode(), self.path)
+    def _data(self, path: object) -> bytes:
+        """What is in the file is left aside."""
+        return self.text.encode()
+
+    get_data = _data
+
+    def path_stats(self, path: object) -> Mapping[str, int]:
+        """None: by these, compiled code would be looked for beside the file, or left there."""
+        raise OSError("a mutant has no file")
 
 
 class _Finder(MetaPathFinder):
@@ -36,7 +43,8 @@ class _Finder(MetaPathFinder):
 
 def code_of(mutant: Mutant) -> CodeType:
     """The mutant's module, compiled and not run. Raises `PatchFailed`, or SyntaxError."""
-    return _Loader(mutant).get_code(mutant.module)
+    loader = _Loader(mutant)
+    return loader.source_to_code(loader.text.encode(), loader.path)
 
 
 def seed(mutant: Mutant) -> None:

@@ -181,7 +181,7 @@ PEERS: Final[tuple[Mutant, ...]] = (
         old="        self.follow_on(read, n_kept)\n",
         new="",
         why="The read is cancelled; the copy behind it is waited for and never begins.",
-        expects="restore",
+        expects="late",
     ),
     Mutant(
         name="a failed copy is believed",

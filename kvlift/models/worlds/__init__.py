@@ -7,6 +7,7 @@ from typing import Any, Final, Protocol
 from kvlift.models.claim import World
 from kvlift.models.worlds.budget import budget
 from kvlift.models.worlds.claims import CALM_SHARE
+from kvlift.models.worlds.late import late
 from kvlift.models.worlds.mirror import back, mirror
 from kvlift.models.worlds.peer import peer, shortfall, widen
 from kvlift.models.worlds.ranks import ranks
@@ -43,5 +44,6 @@ WORLDS: Final[Mapping[str, WorldFactory]] = MappingProxyType(
         "hurry": hurry,
         "calm": calm,
         "stow": stow,
+        "late": late,
     }
 )
