@@ -45,7 +45,7 @@ from kvlift.core.submission import (
     Submit,
 )
 from kvlift.core.tier import Tier
-from kvlift.core.way_down import begin_descent
+from kvlift.core.way_down import begin_descent, forget_stored
 
 
 def take_call(draft: Draft, call: Submission) -> None:
@@ -201,7 +201,7 @@ def _flush(draft: Draft, tier: Tier) -> None:
             draft.host_epoch += 1
             draft.index.flush(tier)
         case Tier.STORAGE:
-            draft.index.flush_stored()
+            forget_stored(draft)
             draft.effects.append(ForgetStorage())
         case _:
             assert_never(tier)
@@ -211,7 +211,7 @@ def _flush(draft: Draft, tier: Tier) -> None:
 def _detach(draft: Draft) -> None:
     """Storage is gone for decisions from now on; reads that run are given up where they are."""
     draft.storage = Switch.OFF
-    draft.index.flush_stored()
+    forget_stored(draft)
     for attempt, request in list(draft.requests.items()):
         phase = request.phase
         if isinstance(phase, Asking):

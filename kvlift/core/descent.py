@@ -17,6 +17,7 @@ from attrs import evolve, frozen
 
 from kvlift.core.ids import HostHandle, Ticket
 from kvlift.core.illegal import IllegalEvent
+from kvlift.core.policy import Switch
 from kvlift.core.prompt import Prompt
 
 
@@ -50,11 +51,15 @@ class Stowing:
 
 @frozen(kw_only=True)
 class Persisting:
-    """Pages at `positions` are being written to storage, in order."""
+    """Pages at `positions` are being written to storage, in order.
+
+    `counts` is OFF when storage was flushed or detached meanwhile: what this write still brings
+    there is not believed."""
 
     ticket: Ticket
     positions: tuple[int, ...]
     from_host: bool
+    counts: Switch = Switch.ON
 
 
 @frozen

@@ -4,6 +4,8 @@ Host pages are made free by eviction, but never at the cost of the path itself: 
 are pinned while room is sought, or a path longer than the host would chase its own tail.
 """
 
+from attrs import evolve
+
 from kvlift.core.agreed import Kind
 from kvlift.core.descent import (
     Descent,
@@ -250,15 +252,24 @@ def _persisted(draft: Draft, prompt: Prompt, persisting: Persisting, n_good: int
     index = draft.index
     start, stop = persisting.positions[0], persisting.positions[-1] + 1
     tier = Tier.HOST if persisting.from_host else Tier.DEVICE
-    is_attached = draft.storage is Switch.ON
+    is_believed = persisting.counts is Switch.ON
     for segment in list(index.cover(prompt, start, stop)):
         index.mark_persisting(segment, Switch.OFF)
-    if n_good > 0 and is_attached:
+    if n_good > 0 and is_believed:
         for segment in list(index.cover(prompt, start, start + n_good)):
             index.mark_stored(segment, Switch.ON)
     index.unpin(tier, prompt, start, stop)
     if n_good < stop - start:
         draft.notices.append(PageLost(tier="storage", n_pages=stop - start - n_good))
+
+
+def forget_stored(draft: Draft) -> None:
+    """Storage has nothing any more, not even what is on its way there now."""
+    draft.index.flush_stored()
+    for at, descent in enumerate(draft.descents):
+        if isinstance(descent.phase, Persisting):
+            doubted = evolve(descent.phase, counts=Switch.OFF)
+            draft.descents[at] = evolve(descent, phase=doubted)
 
 
 def _runs(positions: tuple[int, ...]) -> list[tuple[int, int]]:

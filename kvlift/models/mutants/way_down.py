@@ -137,8 +137,8 @@ WAY_DOWN: Final[tuple[Mutant, ...]] = (
     Mutant(
         name="known as stored in a storage that is gone",
         file="way_down.py",
-        old="    is_attached = draft.storage is Switch.ON\n",
-        new="    is_attached = draft is not None\n",
+        old="    is_believed = persisting.counts is Switch.ON\n",
+        new="    is_believed = persisting is not None\n",
         why="A write that ends after a detach is believed, and the page is never written again.",
         expects="stow",
     ),
