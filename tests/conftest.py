@@ -1,8 +1,13 @@
 """What all tests share: quiet thread pools, one hypothesis profile, GPU tests without a GPU."""
 
 import os
+import signal
 
 import pytest
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell starts background jobs with SIGINT ignored, and so would be whatever tests start.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Before torch is imported anywhere, and inherited by the processes that tests start.
 for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
