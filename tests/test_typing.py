@@ -8,6 +8,8 @@ import pytest
 
 from tests.source import ROOT
 
+pytestmark = pytest.mark.slow
+
 COMPLETE = """
 from typing import assert_never
 from kvlift.core.tier import Tier

@@ -13,6 +13,8 @@ from kvlift.models.mutants.mutant import PatchFailed
 from kvlift.models.mutants.run import hunted, run
 from kvlift.models.worlds import WORLDS
 
+pytestmark = pytest.mark.slow
+
 BY_NAME = {mutant.name: mutant for mutant in MUTANTS}
 STORIES = Path(__file__).parents[1] / "stories"
 DOCUMENT = Path(__file__).parents[2] / "docs" / "mutants.md"

@@ -21,6 +21,8 @@ from kvlift.models.worlds.host import Life, prompt_of
 from kvlift.models.worlds.restore import calm
 from kvlift.models.worlds.situation import Situation
 
+pytestmark = pytest.mark.slow
+
 SMALL = ("back", "calm", "retract", "widen")
 
 

@@ -14,6 +14,8 @@ from kvlift.testing.story_lines import Port, World
 from tests.runtime.restless_acts import HOST, WEATHER, WORLD, act, chosen
 from tests.runtime.restless_world import RestlessWorld
 
+pytestmark = pytest.mark.slow
+
 PAGE = 4
 N_STEPS_OF_WALK = 100
 WALKS_A_BLOCK = 20

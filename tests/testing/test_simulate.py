@@ -40,6 +40,8 @@ from kvlift.testing.story_parse import parse_story
 from kvlift.testing.story_play import Player
 from kvlift.testing.story_stage import Stage
 
+pytestmark = pytest.mark.slow
+
 SHORT = Options(n_ticks=40)
 FIELDS = {
     "seed", "seeds", "ticks", "requests", "ended", "hit", "widened", "retracted", "faults",
