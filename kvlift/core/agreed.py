@@ -39,7 +39,6 @@ class Open:
     owner: int
     n_pages: int
     progress: int = 0
-    has_ended: bool = False
     ceiling: int = 0
 
 

@@ -96,10 +96,6 @@ class Part:
     n_landed: int = 0
     host_epoch: int = 0
 
-    def is_dead_at(self, boundary: int) -> bool:
-        """Nothing of this part is wanted any more."""
-        return self.start >= boundary
-
 
 @frozen(kw_only=True)
 class Follow:

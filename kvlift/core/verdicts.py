@@ -48,7 +48,7 @@ def take_verdict(draft: Draft, verdict: Verdict) -> None:
 def _take(draft: Draft, ticket: Ticket, known: Open, seen: Observation) -> None:
     """Remember what was seen, tell the owner what is new, close the ticket when it has ended."""
     draft.tickets[ticket] = Open(
-        known.kind, known.owner, known.n_pages, seen.progress, bool(seen.ended), seen.ceiling
+        known.kind, known.owner, known.n_pages, seen.progress, seen.ceiling
     )
     match known.kind:
         case Kind.LOOKUP:

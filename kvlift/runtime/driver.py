@@ -270,10 +270,6 @@ class Driver:
         """The physical pages of this rank behind the handles of DEVICE or HOST; to look at."""
         return self._half.device if tier is Tier.DEVICE else self._half.host
 
-    def resolve_device(self, handles: Sequence[int]) -> list[int]:
-        """Physical pages behind the handles of a snapshot."""
-        return self._half.device.resolve(handles)
-
     @property
     def state(self) -> State:
         """The core's state; a value, safe to keep."""

@@ -61,11 +61,6 @@ class FileSink:
         self.put(header, 0)
         self._thread.start()
 
-    @property
-    def has_stopped(self) -> bool:
-        """The journal ends here: something went wrong, and the log says what."""
-        return self._has_stopped
-
     def put(self, line: Line, n_bytes: int) -> None:
         """`n_bytes`: about what the line keeps alive."""
         if self._has_stopped:
