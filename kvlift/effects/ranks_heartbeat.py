@@ -67,6 +67,8 @@ class Heartbeat:
     _lines: dict[int, Line] = field(factory=dict, init=False)
     _changed_at_s: dict[int, float] = field(factory=dict, init=False)
     _round_at_s: float = field(default=0.0, init=False)
+    is_calm: bool = field(default=True, init=False)
+    """Nobody has left or given up, as far as this rank has heard. Read without the lock."""
     _lock: threading.Lock = field(factory=threading.Lock, init=False)
     _wake: threading.Event = field(factory=threading.Event, init=False)
     _ended: threading.Event = field(factory=threading.Event, init=False)
@@ -166,6 +168,7 @@ class Heartbeat:
                     self._changed_at_s[rank] = now_s
                 self._lines[rank] = line
             self._round_at_s = now_s
+            self.is_calm = all(line.standing is Standing.HERE for line in self._lines.values())
 
 
 def _key(rank: int) -> str:
