@@ -4,7 +4,7 @@ import importlib
 import importlib.util
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 import click
@@ -14,12 +14,14 @@ from rich.progress import TaskID
 from rich.table import Table
 
 from kvlift.cli.output import (
+    INTERRUPTED,
     end,
     fail,
     json_option,
     only_the_answer_on_stdout,
     print_json,
     progress_bar,
+    say,
     table_console,
 )
 from kvlift.models.branches import Branches, can_measure, together
@@ -32,13 +34,16 @@ from kvlift.models.worlds import CALM_SHARE
 REGISTRY: Final = "kvlift.models.worlds"
 MUTANTS: Final = "kvlift.models.mutants"
 
-_SECONDS, _SECONDS_DEEP = 60.0, 1800.0
+_SECONDS, _SECONDS_DEEP = 60.0, 3600.0
 _STATES, _STATES_DEEP = 1_000_000, 10_000_000
-_SECONDS_ALL: Final = 55.0
-"""Branches are measured by default only in what the worlds leave of this time."""
+_SECONDS_ALL: Final = 170.0
+"""Branches are measured by default in what the worlds leave of this time."""
+
+_SECONDS_A_LINE: Final = 20.0
+"""Between two lines about a deep world, where there is no terminal for a bar."""
 
 _SECONDS_TO_MEASURE: Final = 5.0
-"""With less time than this left nothing is measured."""
+"""A world is measured for at least so long."""
 
 
 class MutantResult(Protocol):
@@ -57,6 +62,7 @@ class Findings:
     results: Sequence[Result]
     branches: Branches | None
     mutants: Sequence[MutantResult] | None
+    was_interrupted: bool = False
 
     @property
     def holds(self) -> bool:
@@ -78,7 +84,7 @@ class Findings:
 @click.option(
     "--coverage/--no-coverage",
     default=None,
-    help="Measure which branches of the core are reached. By default if all worlds run in time.",
+    help="Measure which branches of the core are reached. By default if no world is named.",
 )
 @click.option(
     "--jobs",
@@ -138,6 +144,8 @@ def check(
         print_json(_as_json(findings))
     else:
         _print(findings)
+    if findings.was_interrupted:
+        raise click.exceptions.Exit(INTERRUPTED)
     end(holds=findings.holds)
 
 
@@ -159,38 +167,71 @@ def _findings(
     began_s = time.monotonic()
     branches: Branches | None = None
     with progress_bar() as bar:
-        results = _run(asked, n_processes, bar, "{world}")
-        left_s = _SECONDS_ALL - (time.monotonic() - began_s)
-        if measures and can_measure() and (insists or left_s > _SECONDS_TO_MEASURE):
-            # a world is measured for as long as it was explored, or for its share of what is left
-            share_s = left_s * n_processes / len(asked)
-            measured = _run(
-                [
-                    Job(
-                        world=job.world,
-                        deep=job.deep,
-                        n_states_max=job.n_states_max,
-                        seconds_max=job.seconds_max if insists else min(job.seconds_max, share_s),
-                        measures_branches=True,
-                        registry=job.registry,
-                    )
-                    for job in asked
-                ],
-                n_processes,
-                bar,
-                "branches of {world}",
-            )
-            branches = together(r.branches for r in measured if r.branches is not None)
+        results, was_interrupted = _run(asked, n_processes, bar, "{world}")
+        if was_interrupted:
+            return Findings(results=results, branches=None, mutants=None, was_interrupted=True)
+        if measures and can_measure():
+            left_s = _SECONDS_ALL - (time.monotonic() - began_s)
+            share_s = max(_SECONDS_TO_MEASURE, left_s * n_processes / len(asked))
+            branches = _branches(asked, results, n_processes, bar, None if insists else share_s)
         mutants = _mutants(bar) if mutates else None
     return Findings(results=results, branches=branches, mutants=mutants)
 
 
-def _run(jobs: Sequence[Job], n_processes: int, bar: Bar, title: str) -> list[Result]:
-    """All jobs, each with a bar of its own: states expanded of states found."""
+def _branches(
+    asked: Sequence[Job],
+    results: Sequence[Result],
+    n_processes: int,
+    bar: Bar,
+    seconds_max: float | None,
+) -> Branches:
+    """The branches of the core that the worlds reach, small worlds first. What is reached only
+    grows, so nothing is left to measure once everything is reached."""
+    n_states = {result.world: result.n_states for result in results}
+    jobs = [
+        Job(
+            world=job.world,
+            deep=job.deep,
+            n_states_max=job.n_states_max,
+            seconds_max=min(job.seconds_max, seconds_max or job.seconds_max),
+            measures_branches=True,
+            registry=job.registry,
+        )
+        for job in sorted(asked, key=lambda job: n_states.get(job.world, 0))
+    ]
+
+    def reached(measured: Sequence[Result]) -> Branches:
+        return together(r.branches for r in measured if r.branches is not None)
+
+    measured, _ = _run(
+        jobs, n_processes, bar, "branches of {world}", lambda found: not reached(found).missing
+    )
+    return reached(measured)
+
+
+def _run(
+    jobs: Sequence[Job],
+    n_processes: int,
+    bar: Bar,
+    title: str,
+    is_enough: Callable[[Sequence[Result]], bool] = lambda _found: False,
+) -> tuple[list[Result], bool]:
+    """All jobs, each with a bar of its own: states expanded of states found. What came out, and
+    whether that was cut short by an interrupt; `is_enough` looks at what has come and ends it too.
+
+    Without a terminal a deep world says now and then how far it is."""
     tasks: dict[str, TaskID] = {}
     results: list[Result] = []
+    said_s: dict[str, float] = {}
 
     def on_progress(job: Job, progress: Progress) -> None:
+        now_s = time.monotonic()
+        if job.deep and bar.disable and now_s - said_s.get(job.world, 0.0) > _SECONDS_A_LINE:
+            said_s[job.world] = now_s
+            say(
+                f"{job.world}: {progress.n_states:,} states, {progress.n_transitions:,} "
+                f"transitions, depth {progress.depth}, {progress.n_waiting:,} waiting"
+            )
         bar.update(
             tasks[job.world],
             completed=progress.n_states - progress.n_waiting,
@@ -201,12 +242,14 @@ def _run(jobs: Sequence[Job], n_processes: int, bar: Bar, title: str) -> list[Re
     def on_result(job: Job, result: Result) -> None:
         results.append(result)
         bar.remove_task(tasks[job.world])
+        if is_enough(results):
+            running.interrupt()
 
     for job in jobs:
         tasks[job.world] = bar.add_task(title.format(world=job.world), total=None, visible=False)
     with Jobs(n_processes, on_progress) as running:
         running.run(jobs, on_result)
-    return results
+        return results, running.interrupted.is_set()
 
 
 def _mutants(bar: Bar) -> Sequence[MutantResult]:
@@ -237,6 +280,7 @@ def _as_json(findings: Findings) -> dict[str, Any]:
         return {name: True if story is None else story for name, story in stories.items()}
 
     value: dict[str, Any] = {
+        "interrupted": findings.was_interrupted,
         "worlds": [
             {
                 "name": result.world,
@@ -244,6 +288,8 @@ def _as_json(findings: Findings) -> dict[str, Any]:
                 "transitions": result.n_transitions,
                 "depth": result.depth,
                 "complete": result.complete,
+                "seconds": result.seconds,
+                "rss_bytes": result.rss_bytes,
                 "always": claims(result.always),
                 "sometimes": dict(result.sometimes),
                 "live": claims(result.live),
@@ -281,6 +327,8 @@ def _print(findings: Findings) -> None:
             _in_short(result),
         )
     table_console().print(table)
+    if findings.was_interrupted:
+        click.echo("interrupted: this is what was explored until then")
     for result in findings.results:
         _print_broken(result)
     n_total = len(all_edge_names())

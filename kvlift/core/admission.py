@@ -6,6 +6,8 @@ top of the reserve for the growth of those that are further; so no request that 
 waits for pages. The head of the line may be overtaken `bypass_max` times, then it holds the line.
 """
 
+from itertools import takewhile
+
 from attrs import evolve, frozen
 
 from kvlift.core.agreed import Kind, Request
@@ -15,11 +17,11 @@ from kvlift.core.draft import Draft
 from kvlift.core.effect import SendWant, StartLookup, StartPrefetch, StartRestore
 from kvlift.core.event import Admitted, AskedAgain
 from kvlift.core.ids import Attempt
-from kvlift.core.index import host_pages, match, walk
+from kvlift.core.index import Hit, Index, host_hit, host_pages, match, walk
 from kvlift.core.notice import WasPromised
 from kvlift.core.phase import Filling, Ready, Resuming, Running, Waiting
 from kvlift.core.plan import Bounds, Follow, Lease, Part, Plan, Span
-from kvlift.core.policy import Switch
+from kvlift.core.policy import Policy, Switch
 from kvlift.core.prompt import Prompt
 from kvlift.core.tier import Source, Tier
 
@@ -67,19 +69,17 @@ def _queue(draft: Draft) -> list[Request]:
 
 def _count_bypass(draft: Draft, winner: Request) -> None:
     """Everyone ahead of the winner in the line has been overtaken once more."""
-    for request in _queue(draft):
-        if request.attempt == winner.attempt:
-            return
+    for request in takewhile(lambda ahead: ahead.attempt != winner.attempt, _queue(draft)):
         phase = request.phase
-        if isinstance(phase, Waiting | Resuming):
-            draft.put_phase(request.attempt, evolve(phase, n_bypassed=phase.n_bypassed + 1))
+        assert isinstance(phase, Waiting | Resuming)
+        draft.put_phase(request.attempt, evolve(phase, n_bypassed=phase.n_bypassed + 1))
 
 
 def _must_ask_again(draft: Draft, request: Request, phase: Waiting) -> bool:
     """Pages in front of the stored ones have left the index meanwhile: storage may have them."""
     if draft.storage is Switch.OFF or phase.n_lookups >= draft.policy.lookups_again_max:
         return False
-    start = match(draft.index.view(), request.prompt).host
+    start = hit_of(draft, request.prompt, request.n_pages_given).host
     if start >= phase.stored_start or start >= request.prompt.n_pages_full:
         return False
     ask_storage(draft, request, start)
@@ -97,20 +97,33 @@ def ask_storage(draft: Draft, request: Request, start: int) -> None:
 # The offer.
 
 
+def hit_of(draft: Draft, prompt: Prompt, n_given: int) -> Hit:
+    return hit_in(draft.index.view(), prompt, n_given, draft.policy)
+
+
+def hit_in(index: Index, prompt: Prompt, n_given: int, policy: Policy) -> Hit:
+    """What is where. With the host's own cache on the device, that is what it says it has."""
+    if policy.device_tier is Switch.ON:
+        return match(index, prompt)
+    return Hit(n_given, host_hit(index, prompt, n_given))
+
+
 def offer_for(draft: Draft, request: Request) -> Offer | None:
     """What the request would get, or None where it does not fit. Changes nothing."""
     prompt = request.prompt
-    hit = match(draft.index.view(), prompt)
+    n_given = request.n_pages_given
+    hit = hit_of(draft, prompt, n_given)
     leader: Attempt | None = None
     shared = hit.device
-    if isinstance(request.phase, Waiting):
+    if isinstance(request.phase, Waiting) and draft.policy.device_tier is Switch.ON:
         leader, shared = _leader(draft, request, hit.device)
     host = max(hit.host, shared)
     n_fetch = 0
     if isinstance(request.phase, Waiting):
         n_fetch = _n_pages_to_fetch(draft, request, request.phase, shared, host)
-    n_device = prompt.n_pages - hit.device
-    n_newly_pinned = _n_idle(draft, prompt, Tier.DEVICE, 0, hit.device)
+    n_pinned = hit.device - n_given
+    n_device = prompt.n_pages - n_pinned
+    n_newly_pinned = _n_idle(draft, prompt, Tier.DEVICE, 0, n_pinned)
     room = draft.n_device_free() + draft.index.n_device_idle - n_newly_pinned
     room -= n_device_dirty(draft)
     if n_device > room - _n_reserved_for_growth(draft):
@@ -197,19 +210,27 @@ def _admit(draft: Draft, request: Request, offer: Offer) -> None:
     """Pin, reserve, start everything, and only then tell the peer what it need not send."""
     prompt, bounds, now = request.prompt, offer.bounds, draft.moment()
     draft.index.touch(prompt, bounds.host, now=now, priority=request.priority)
-    draft.index.pin(Tier.DEVICE, prompt, 0, bounds.device)
+    n_shared = bounds.device - request.n_pages_given
+    draft.index.pin(Tier.DEVICE, prompt, 0, n_shared)
     draft.index.pin(Tier.HOST, prompt, bounds.shared, bounds.host)
     own = draft.take_device(offer.n_device)
-    lease = Lease(n_shared=bounds.device, own=own)
-    parts = (*_restore(draft, request, lease, bounds), *_fetch(draft, request, lease, bounds))
+    lease = Lease(n_shared=n_shared, own=own)
+    parts = (
+        *_given(request),
+        *_restore(draft, request, lease, bounds),
+        *_fetch(draft, request, lease, bounds),
+    )
     if isinstance(request.phase, Resuming):
         _admit_resumed(draft, request, lease, bounds, parts)
         return
     token = None
-    if draft.policy.first_token is Switch.ON:
+    if draft.policy.first_token is Switch.ON and request.peer:
         token = draft.open_ticket(Kind.TOKEN, request.attempt, 0)
     plan = Plan(bounds=bounds, n_pages=prompt.n_pages, promise=bounds.storage)
     rest = Span(bounds.storage, prompt.n_pages)
+    if not request.peer:
+        plan = evolve(plan, rest=Source.RECOMPUTE)
+        rest = Span(prompt.n_pages, prompt.n_pages)
     filling = Filling(
         plan=plan,
         lease=lease,
@@ -220,16 +241,29 @@ def _admit(draft: Draft, request: Request, offer: Offer) -> None:
         follow=None if offer.leader is None else Follow(leader=offer.leader, stop=bounds.shared),
     )
     happen(draft, request.attempt, Admitted(filling))
-    draft.effects.append(
-        SendWant(
-            ticket=request.hold,
-            start=rest.start,
-            device=lease.pages(rest.start, rest.stop),
-            promise=plan.promise,
-            token=token,
+    if request.peer:
+        draft.effects.append(
+            SendWant(
+                ticket=request.hold,
+                start=rest.start,
+                device=lease.pages(rest.start, rest.stop),
+                promise=plan.promise,
+                token=token,
+            )
         )
-    )
     draft.notices.append(WasPromised(rid=request.rid, attempt=request.attempt, plan=plan))
+
+
+def _given(request: Request) -> tuple[Part, ...]:
+    """What the host's own cache has is here already, in places that it will name."""
+    n_given = request.n_pages_given
+    if n_given == 0:
+        return ()
+    return (
+        Part(
+            source=Source.DEVICE, start=0, stop=n_given, n_good=n_given, copy=None, n_landed=n_given
+        ),
+    )
 
 
 def _restore(draft: Draft, request: Request, lease: Lease, bounds: Bounds) -> tuple[Part, ...]:

@@ -1,18 +1,23 @@
 """Pages that are good already and only need a place: a warm start, or a host that fills its own.
 
 Between ticks, on all ranks alike, like a growth. Pages that the tier has are left as they are.
+
+`stow_agreed` is for hosts whose own cache owns the device: pages that they have computed go down
+from where they are.
 """
 
 from attrs import evolve, frozen
 
 from kvlift.core.advance import Decision, closed_draft
 from kvlift.core.agreed import Agreed
+from kvlift.core.descent import Reach
 from kvlift.core.draft import Draft
 from kvlift.core.ids import DeviceHandle, HostHandle
 from kvlift.core.index import Segment
-from kvlift.core.policy import Policy
+from kvlift.core.policy import Policy, Switch, WritePolicy
 from kvlift.core.prompt import Prompt
 from kvlift.core.tier import Tier
+from kvlift.core.way_down import begin_descent, settle_descents
 
 
 @frozen(kw_only=True)
@@ -68,3 +73,33 @@ def _fill(draft: Draft, tier: Tier, lacking: list[tuple[Segment, int]]) -> Adopt
         draft.index.set_host(draft.index.segments[segment.id], host[at : at + segment.n_pages])
         at += segment.n_pages
     return Adopted(positions=positions, host=host)
+
+
+def stow_agreed(
+    agreed: Agreed, prompt: Prompt, start: int, stop: int, policy: Policy
+) -> tuple[Agreed, Decision, Adopted]:
+    """Take the pages [start, stop) of a prompt down, as far as the policy says.
+
+    They are good and lie in the host's device pages, which it has to keep as they are until
+    `FreeDevice` names the handles; those of pages that are below already are freed at once."""
+    draft = Draft(agreed, policy)
+    to_host = policy.write is not WritePolicy.NONE
+    to_storage = policy.persist is Switch.ON and draft.storage is Switch.ON
+    if not to_host and not to_storage:
+        after, decision = closed_draft(draft)
+        return evolve(after, tick=agreed.tick), decision, Adopted(positions=())
+    draft.index.extend(prompt, stop, now=draft.moment(), priority=0)
+    lacking: list[tuple[Segment, int]] = []
+    page = start
+    for segment in list(draft.index.cover(prompt, start, stop)):
+        is_below = segment.host is not None or not to_host
+        if segment.device is None and not (is_below and (segment.stored or not to_storage)):
+            lacking.append((segment, page))
+        page += segment.n_pages
+    adopted = _fill(draft, Tier.DEVICE, lacking)
+    if lacking:
+        reach = Reach.BOTH if to_host and to_storage else Reach.HOST if to_host else Reach.STORAGE
+        begin_descent(draft, prompt, stop, reach)
+    settle_descents(draft)
+    after, decision = closed_draft(draft)
+    return evolve(after, tick=agreed.tick), decision, adopted

@@ -25,9 +25,10 @@ from kvlift.core.ids import DeviceHandle, Rid, Ticket
 from kvlift.core.local import Limits, Local
 from kvlift.core.notice import Notice
 from kvlift.core.phase import Running
-from kvlift.core.policy import Policy
+from kvlift.core.policy import Policy, Switch
 from kvlift.core.settle import settle
 from kvlift.core.submission import Submission
+from kvlift.core.tier import Tier
 from kvlift.core.verdicts import take_verdict
 from kvlift.core.way_down import settle_descents
 
@@ -128,6 +129,8 @@ def closed_draft(draft: Draft) -> tuple[Agreed, Decision]:
 def _close(
     draft: Draft, verdict: Verdict | None, calls: tuple[Submission, ...]
 ) -> tuple[Agreed, Decision]:
+    if draft.policy.device_tier is Switch.OFF and draft.index.n_device_idle:
+        draft.index.evict(Tier.DEVICE, draft.index.n_device_idle, draft.policy.eviction)
     draft.collect_evicted()
     decision = Decision(
         effects=tuple(draft.effects),

@@ -44,7 +44,9 @@ class Open:
 
 @frozen(kw_only=True)
 class Request:
-    """`prompt` grows at a retraction by what was decoded; `n_tokens_prompt` were submitted."""
+    """`prompt` grows at a retraction by what was decoded; `n_tokens_prompt` were submitted.
+
+    `hold` is open only where there is a `peer`."""
 
     rid: Rid
     attempt: Attempt
@@ -55,6 +57,7 @@ class Request:
     n_pages_output: int
     hold: Ticket
     phase: Phase
+    n_pages_given: int = 0
 
 
 @frozen(kw_only=True)

@@ -99,7 +99,7 @@ def apply(draft: Draft, request: Request, deed: Deed) -> None:
                 begin_descent(draft, prompt, prompt.n_pages_full, Reach.HOST)
         case StowAll():
             _stow(draft, request)
-        case Announce(outcome=outcome, cause=cause):
+        case Announce(outcome=outcome, cause=cause, n_pages_landed=n_landed):
             # The name is free again: a new attempt may come while this one still drains.
             del draft.attempt_by_rid[request.rid]
             draft.notices.append(
@@ -110,6 +110,7 @@ def apply(draft: Draft, request: Request, deed: Deed) -> None:
                     cause=cause,
                     hold=request.hold,
                     peer=request.peer,
+                    n_pages_landed=n_landed,
                 )
             )
         case AnnounceReady():
@@ -169,6 +170,8 @@ def _mark_stored(draft: Draft, request: Request, start: int, stop: int, known: S
 
 def _dismiss_peer(draft: Draft, request: Request, deed: DismissPeer) -> None:
     """Tell the peer to stop. Pages that it may write into wait for its word, or for its end."""
+    if not request.peer:
+        return
     draft.effects.append(SendAborted(ticket=request.hold))
     if not deed.device:
         draft.close_ticket(request.hold)

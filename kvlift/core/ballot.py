@@ -144,6 +144,9 @@ def from_wire(least: tuple[int, ...], agreed: Agreed, policy: Policy) -> Verdict
     field = first_difference(least)
     if field is not None:
         raise RanksDiverged(field, agreed.tick)
+    if least[0] != agreed.tick:
+        detail = f"the ballots speak of tick {least[0]}: carry the answers to the last orders"
+        raise RanksDiverged("tick", agreed.tick, detail)
     device, host, prefetch, transfer, healthy, n_submissions = least[2 * len(PAIRS) : N_HEADER]
     if not healthy:
         raise RankFailed(agreed.tick)

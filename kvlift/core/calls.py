@@ -6,7 +6,7 @@ answered by `WasRefused`: which calls a phase takes is read off `EDGES`.
 
 from typing import TypeGuard, assert_never
 
-from kvlift.core.admission import ask_storage
+from kvlift.core.admission import ask_storage, hit_of
 from kvlift.core.agreed import Kind, Request
 from kvlift.core.apply import happen, with_prompt
 from kvlift.core.descent import Reach
@@ -25,8 +25,7 @@ from kvlift.core.event import (
     WantedBack,
 )
 from kvlift.core.handover import hand_over
-from kvlift.core.ids import Attempt, Rid
-from kvlift.core.index import match
+from kvlift.core.ids import NO_TICKET, Attempt, Rid
 from kvlift.core.notice import WasRefused, WasRetracted
 from kvlift.core.phase import Asking, Filling, Running, Waiting
 from kvlift.core.policy import Switch
@@ -92,7 +91,7 @@ def _submit(draft: Draft, call: Submit) -> None:
         return
     attempt = Attempt(draft.next_attempt)
     draft.next_attempt += 1
-    start = match(draft.index.view(), call.prompt).host
+    start = hit_of(draft, call.prompt, call.n_pages_given).host
     request = Request(
         rid=call.rid,
         attempt=attempt,
@@ -101,20 +100,22 @@ def _submit(draft: Draft, call: Submit) -> None:
         peer=call.peer,
         priority=call.priority,
         n_pages_output=call.n_pages_output,
-        hold=draft.open_ticket(Kind.HOLD, attempt, 0),
+        hold=draft.open_ticket(Kind.HOLD, attempt, 0) if call.peer else NO_TICKET,
         phase=Waiting(stored_start=start, stored_stop=start, n_lookups=0),
+        n_pages_given=call.n_pages_given,
     )
     draft.requests[attempt] = request
     draft.attempt_by_rid[call.rid] = attempt
-    draft.effects.append(
-        SendHold(
-            ticket=request.hold,
-            rid=call.rid,
-            attempt=attempt,
-            peer=call.peer,
-            prompt=call.prompt,
+    if call.peer:
+        draft.effects.append(
+            SendHold(
+                ticket=request.hold,
+                rid=call.rid,
+                attempt=attempt,
+                peer=call.peer,
+                prompt=call.prompt,
+            )
         )
-    )
     if draft.storage is Switch.ON and start < call.prompt.n_pages_full:
         ask_storage(draft, request, start)
 
@@ -152,6 +153,8 @@ def _publish_decoded(draft: Draft, request: Request, output: bytes) -> Running:
     phase = longer.phase
     assert isinstance(phase, Running)
     n_here = phase.lease.n_shared + len(phase.lease.own)
+    if draft.policy.device_tier is Switch.OFF:
+        n_here = phase.lease.n_shared  # what the host has computed it stows by itself
     lease = published(draft, longer, phase.lease, min(longer.prompt.n_pages_full, n_here))
     if lease is not phase.lease:
         happen(draft, attempt, Published(lease))

@@ -222,7 +222,8 @@ def _map(mapping: Mapping[Any, Any], key: object, visit: Visit) -> dict[Any, Any
 
 def _open(known: Open, visit: Visit) -> Open:
     name = Name.INSTANT if known.kind in _OF_DESCENTS else Name.ATTEMPT
-    return evolve(known, owner=visit(name, known.owner))
+    owner = visit(name, known.owner)
+    return known if owner == known.owner else evolve(known, owner=owner)
 
 
 def _index(index: Index, visit: Visit) -> Index:
@@ -258,7 +259,22 @@ def renamed(value: Any, visit: Visit) -> Any:
         after = slot.change(before, visit)
         if after is not before:
             changes[slot.key] = after
-    return evolve(value, **changes) if changes else value
+    return _with(value, changes) if changes else value
+
+
+def _with(value: Any, changes: dict[str, Any]) -> Any:
+    """As `attrs.evolve`, with the fields of a class looked up once: this is half of the walk."""
+    kind = type(value)
+    fields = _FIELDS.get(kind)
+    if fields is None:
+        fields = _FIELDS[kind] = [(f.name, f.alias or f.name) for f in attrs.fields(kind) if f.init]
+    for name, key in fields:
+        if key not in changes:
+            changes[key] = getattr(value, name)
+    return kind(**changes)
+
+
+_FIELDS: Final[dict[type, list[tuple[str, str]]]] = {}
 
 
 @frozen
@@ -282,8 +298,6 @@ def _plan(kind: type) -> tuple["_Slot", ...]:
 
 
 def _slots(kind: Any) -> tuple[_Slot, ...]:
-    if not attrs.has(kind):
-        return ()
     attrs.resolve_types(kind)
     slots = []
     for attribute in attrs.fields(kind):

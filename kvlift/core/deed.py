@@ -128,10 +128,11 @@ class StowAll:
 
 @frozen(kw_only=True)
 class Announce:
-    """The user has the answer."""
+    """The user has the answer. `n_pages_landed`: how far the prompt had come."""
 
     outcome: Outcome
     cause: PeerCause | None = None
+    n_pages_landed: int = 0
 
 
 @frozen

@@ -65,6 +65,7 @@ class Draft:
             n_pages_output=old.n_pages_output,
             hold=old.hold,
             phase=phase,
+            n_pages_given=old.n_pages_given,
         )
 
     def request(self, rid: Rid) -> Request | None:

@@ -55,7 +55,7 @@ def _parts_for(leader: Request, heir: Request) -> tuple[Part, ...]:
         return ()  # the leader's pages were flushed: they are in the index, and nobody finds them
     taken: list[Part] = []
     for part in leader.phase.parts:
-        if part.start != page or part.stop > heir.phase.follow.stop or part.n_good == 0:
+        if part.start != page or part.stop > heir.phase.follow.stop:
             break
         if part.n_good < part.stop - part.start:
             break
@@ -101,11 +101,11 @@ def _of(ticket: Open, owner: int) -> Open:
 
 def _follow_heir(draft: Draft, other: Request, heir: Request) -> None:
     """The other followers share with the heir from now on, as far as it goes."""
-    phase, new_leader = other.phase, draft.requests[heir.attempt].phase
+    phase = other.phase
     assert isinstance(phase, Filling)
+    assert phase.follow is not None
     assert isinstance(heir.phase, Filling)
-    if phase.follow is None or heir.phase.follow is None or not isinstance(new_leader, Filling):
-        return
+    assert heir.phase.follow is not None
     if phase.follow.stop <= heir.phase.follow.stop:
         follow = Follow(leader=heir.attempt, stop=phase.follow.stop)
         draft.put_phase(other.attempt, evolve(phase, follow=follow))

@@ -115,8 +115,6 @@ def _pages_arrived(desk: Desk, ticket: Ticket, watch: Watch, n_pages: int) -> No
         n_pages=watch.n_pages,
         ceiling=watch.ceiling,
         progress=n_pages,
-        has_ended=watch.has_ended,
-        has_begun=watch.has_begun,
         since_ns=desk.now_ns,
         timeout_ms=timeout_ms,
         begun_ns=watch.begun_ns,

@@ -11,6 +11,9 @@ Attempt = NewType("Attempt", int)
 Ticket = NewType("Ticket", int)
 """One attempt of one effect. The answers of the effect carry it; a ticket is never used twice."""
 
+NO_TICKET = Ticket(0)
+"""In place of a conversation, where a request has no peer."""
+
 DeviceHandle = NewType("DeviceHandle", int)
 """A page of the device tier as the agreed state knows it: equal on all ranks, never used twice.
 

@@ -144,6 +144,18 @@ def match(index: Index, prompt: Prompt) -> Hit:
     return Hit(device, host)
 
 
+def host_hit(index: Index, prompt: Prompt, start: int) -> int:
+    """Where the run of host copies ends that begins with page `start`."""
+    stop = start
+    for segment, first, n_common in walk(index, prompt):
+        if first + n_common <= start:
+            continue
+        if segment.host is None or segment.host_stale:
+            break
+        stop = first + n_common
+    return stop
+
+
 def device_pages(index: Index, prompt: Prompt, n_pages: int) -> tuple[DeviceHandle, ...]:
     """Handles of the first `n_pages` pages of a prompt, all of which are on the device."""
     found: list[DeviceHandle] = []
@@ -151,8 +163,7 @@ def device_pages(index: Index, prompt: Prompt, n_pages: int) -> tuple[DeviceHand
         if len(found) >= n_pages or segment.device is None:
             break
         found.extend(segment.device[: min(n_common, n_pages - len(found))])
-    if len(found) < n_pages:
-        raise LookupError(f"{n_pages} device pages asked for, the index has {len(found)}")
+    assert len(found) == n_pages, f"{n_pages} device pages asked for, the index has {len(found)}"
     return tuple(found)
 
 
@@ -164,6 +175,6 @@ def host_pages(index: Index, prompt: Prompt, start: int, stop: int) -> tuple[Hos
             break
         if first + n_common > start and segment.host is not None:
             found.extend(segment.host[max(0, start - first) : min(n_common, stop - first)])
-    if len(found) < stop - start:
-        raise LookupError(f"{stop - start} host pages asked for, the index has {len(found)}")
+    n_pages = stop - start
+    assert len(found) == n_pages, f"{n_pages} host pages asked for, the index has {len(found)}"
     return tuple(found)

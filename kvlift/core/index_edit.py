@@ -73,9 +73,7 @@ class IndexEdit:
     def _put(self, segment: Segment) -> None:
         """Replace a segment by its new value; forget it when nothing is left of it."""
         self._own()
-        before = self.segments.get(segment.id)
-        if before is not None:
-            self._count(before, -1)
+        self._count(self.segments[segment.id], -1)
         self._count(segment, 1)
         self.segments[segment.id] = segment
         if segment.is_bare():
@@ -144,8 +142,7 @@ class IndexEdit:
                 self._split(segment, stop - page)
                 continue
             n_common = n_pages_common(prompt.tokens, page * size, segment, size)
-            if n_common < segment.n_pages:
-                raise LookupError("the pages are not in the index")
+            assert n_common == segment.n_pages, "the pages are not in the index"
             page += segment.n_pages
             parent = segment.id
             if page > start:
@@ -182,10 +179,9 @@ class IndexEdit:
         self._tell_parent(segment, 1)
 
     def touch(self, prompt: Prompt, stop: int, *, now: int, priority: int) -> None:
-        """The pages [0, stop) were of use just now."""
-        for segment, start, n_common in list(walk(self.view(), prompt)):
-            if start >= stop or n_common == 0:
-                return
+        """Those of the pages [0, stop) that are in the tree were of use just now, no others."""
+        n_placed = sum(n_common for _, _, n_common in walk(self.view(), prompt))
+        for segment in list(self.cover(prompt, 0, min(stop, n_placed))):
             self._put(
                 evolve(
                     segment,
@@ -214,8 +210,7 @@ class IndexEdit:
             else:
                 after = evolve(segment, host_pins=segment.host_pins - 1)
                 is_over = after.host_pins == 0 and after.host_stale
-            if min(after.device_pins, after.host_pins) < 0:
-                raise AssertionError("a pin was released that nobody held")
+            assert min(after.device_pins, after.host_pins) >= 0, "a pin that nobody held"
             self._put(after) if not is_over else self.forget(tier, after)
 
     # Residency.

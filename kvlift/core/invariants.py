@@ -7,7 +7,7 @@ checker holds all of them against every state it reaches; tests and simulations 
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Final
+from typing import Final, assert_never
 
 from attrs import frozen
 
@@ -88,6 +88,8 @@ def leases_are_whole(agreed: Agreed) -> str | None:
                     return f"{request.rid} needs {plan.n_pages} pages and holds {lease}"
             case Asking() | Waiting() | Retracted() | Resuming() | Draining() | Ended():
                 pass
+            case _:
+                assert_never(request.phase)
     return None
 
 
@@ -188,9 +190,11 @@ def _needed(agreed: Agreed) -> Iterator[tuple[Ticket, tuple[Kind, ...]]]:
         match request.phase:
             case Asking(lookup=lookup):
                 yield lookup, (Kind.LOOKUP,)
-                yield request.hold, (Kind.HOLD,)
+                if request.peer:
+                    yield request.hold, (Kind.HOLD,)
             case Waiting():
-                yield request.hold, (Kind.HOLD,)
+                if request.peer:
+                    yield request.hold, (Kind.HOLD,)
             case Filling(parts=parts, token=token, plan=plan, peer_gone=gone):
                 if plan.rest is Source.PEER and gone is None:
                     yield request.hold, (Kind.HOLD,)
@@ -206,6 +210,8 @@ def _needed(agreed: Agreed) -> Iterator[tuple[Ticket, tuple[Kind, ...]]]:
                     yield tail, (Kind.TAIL,)
             case Ready() | Running() | Draining() | Ended():
                 pass
+            case _:
+                assert_never(request.phase)
     for descent in agreed.descents:
         if isinstance(descent.phase, Mirroring):
             yield descent.phase.ticket, (Kind.MIRROR,)

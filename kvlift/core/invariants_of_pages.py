@@ -151,7 +151,7 @@ def _needed_pins(
                 continue
             n_found += inside
             n_pins[segment.id] += 1
-            if inside < segment.n_pages and (first < start or first + segment.n_pages > stop):
+            if inside < segment.n_pages:
                 n_whole = segment.n_pages
                 return n_pins, f"{inside} pages of a segment of {n_whole} are pinned"
         if n_found < stop - start:

@@ -27,12 +27,15 @@ class BecameReady:
 
 @frozen(kw_only=True)
 class HasEnded:
+    """`n_pages_landed`: leading pages that were on the device on all ranks when filling ended."""
+
     rid: Rid
     attempt: Attempt
     outcome: Outcome
     cause: PeerCause | None
     hold: Ticket
     peer: str
+    n_pages_landed: int = 0
 
 
 @frozen(kw_only=True)

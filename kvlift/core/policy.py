@@ -41,6 +41,8 @@ class Policy:
     `write_back_low_water_pages`: free device pages below which dirty pages start down.
     `cost_threshold_percent`: with the cost model on, a prefetch is declined when its measured time
     is above this share of the transfer time of the same pages.
+    `device_tier`: OFF where the host's own cache owns the device's pages. Then they are here only
+    while they go down, none is shared, and a prompt's hit there is what its submission says.
     """
 
     n_device_pages: int = 64
@@ -58,3 +60,4 @@ class Policy:
     cost_threshold_percent: int = 100
     lookups_again_max: int = 3
     ballot_slots: int = 256
+    device_tier: Switch = Switch.ON

@@ -21,7 +21,7 @@ from kvlift.core.ids import Attempt
 from kvlift.core.index import match
 from kvlift.core.phase import Draining, Filling
 from kvlift.core.plan import Lease
-from kvlift.core.policy import PrefetchPolicy
+from kvlift.core.policy import PrefetchPolicy, Switch
 from kvlift.core.publish import published
 from kvlift.core.step_filling import n_pages_landed, n_pages_wanted, spans_owed
 from kvlift.core.tier import Source, Tier
@@ -105,6 +105,8 @@ def _publish(draft: Draft, attempt: Attempt, leaders: dict[int, None]) -> None:
     if found is None:
         return
     request, phase = found
+    if draft.policy.device_tier is Switch.OFF:
+        return  # they are in the host's own cache then
     n_landed = min(n_pages_landed(phase), request.prompt.n_pages_full)
     if n_landed <= phase.lease.n_shared:
         return
@@ -133,7 +135,9 @@ def _give_up_late_reads(draft: Draft, attempt: Attempt) -> None:
     if is_all_else_here:
         for part in reads:
             assert part.read is not None
-            happen(draft, attempt, ReadOverdue(part.read, draft.tickets[part.read].progress))
+            progress = draft.tickets[part.read].progress
+            if progress < part.n_good:  # otherwise there is nothing to give up (any more)
+                happen(draft, attempt, ReadOverdue(part.read, progress))
 
 
 def _widen(draft: Draft, attempt: Attempt) -> None:

@@ -224,12 +224,15 @@ def _forget_stored(part: Part, n_good: int) -> tuple[Deed, ...]:
 
 
 def _read_overdue(phase: Filling, part: Part | None, n_good: int) -> Step:
-    """Too slow, which is not damaged: what has come is kept, nothing is forgotten."""
-    if part is None or part.read is None or n_good >= part.n_good:
+    """Too slow, which is not damaged: what has come is kept, nothing is forgotten.
+
+    Also where all that is still wanted has come: the copy waits for the read on that rank."""
+    if part is None or part.read is None:
         return phase, ()
-    shorter = _with_part(phase, part, evolve(part, n_good=n_good))
-    after, deeds = _cut(shorter, part.start + n_good)
-    return after, (GiveUpRead(part.read, n_good), *deeds)
+    n_kept = min(n_good, part.n_good)
+    shorter = _with_part(phase, part, evolve(part, n_good=n_kept))
+    after, deeds = _cut(shorter, part.start + n_kept)
+    return after, (GiveUpRead(part.read, n_kept), *deeds)
 
 
 def _read_ended(phase: Filling, part: Part | None) -> Step:
@@ -319,7 +322,8 @@ def _ended(phase: Filling, outcome: Outcome, cause: PeerCause | None) -> Step:
         deeds.append(DismissPeer(device=held_by_peer))
     deeds.append(ReleaseDevice(_own_pages(phase, idle)))
     deeds.append(UnpinDevice(phase.lease.n_shared))
-    deeds.append(Announce(outcome=outcome, cause=cause))
+    n_landed = n_pages_landed(phase)
+    deeds.append(Announce(outcome=outcome, cause=cause, n_pages_landed=n_landed))
     return Draining(outcome=outcome), tuple(deeds)
 
 

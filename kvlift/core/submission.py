@@ -11,11 +11,17 @@ from kvlift.core.tier import Tier
 
 @frozen(kw_only=True)
 class Submit:
+    """`peer` empty: there is none, the host computes what no tier has.
+
+    `n_pages_given`: leading pages that the host's own cache has on the device, in places that it
+    names when it lends places for the others (`device_tier` off)."""
+
     rid: Rid
     prompt: Prompt
     peer: str
     priority: int = 0
     n_pages_output: int = 0
+    n_pages_given: int = 0
 
 
 @frozen

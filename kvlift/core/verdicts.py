@@ -81,10 +81,8 @@ def _take(draft: Draft, ticket: Ticket, known: Open, seen: Observation) -> None:
 
 
 def _tell(draft: Draft, known: Open, event: Event) -> None:
-    """The owner may have ended meanwhile; then only its drains wait for the ticket."""
-    attempt = Attempt(known.owner)
-    if attempt in draft.requests:
-        happen(draft, attempt, event)
+    """The owner is here: it stays, draining, as long as a ticket of its own is open."""
+    happen(draft, Attempt(known.owner), event)
 
 
 def _lookup(draft: Draft, ticket: Ticket, known: Open, seen: Observation) -> None:

@@ -4,6 +4,8 @@ Host pages are made free by eviction, but never at the cost of the path itself: 
 are pinned while room is sought, or a path longer than the host would chase its own tail.
 """
 
+from typing import assert_never
+
 from attrs import evolve
 
 from kvlift.core.agreed import Kind
@@ -59,17 +61,18 @@ def settle_descents(draft: Draft) -> None:
 
 def descent_event(draft: Draft, descent_id: int, event: DescentEvent) -> None:
     """A verdict's news for one descent, with its deeds."""
-    for at, before in enumerate(draft.descents):
-        if before.id == descent_id:
-            draft.descents[at], deeds = _descend(draft, before, event)
-            for deed in deeds:
-                match deed:
-                    case Mirrored(mirroring=mirroring, n_good=n_good):
-                        _mirrored(draft, before.prompt, mirroring, n_good)
-                    case Persisted(persisting=persisting, n_good=n_good):
-                        _persisted(draft, before.prompt, persisting, n_good)
-            draft.collect_evicted()
-            return
+    at = [descent.id for descent in draft.descents].index(descent_id)
+    before = draft.descents[at]
+    draft.descents[at], deeds = _descend(draft, before, event)
+    for deed in deeds:
+        match deed:
+            case Mirrored(mirroring=mirroring, n_good=n_good):
+                _mirrored(draft, before.prompt, mirroring, n_good)
+            case Persisted(persisting=persisting, n_good=n_good):
+                _persisted(draft, before.prompt, persisting, n_good)
+            case _:
+                assert_never(deed)
+    draft.collect_evicted()
 
 
 def _descend(
@@ -89,6 +92,8 @@ def _next_event(draft: Draft, descent: Descent) -> DescentEvent | None:
             return _persist(draft, descent)
         case Mirroring() | Persisting() | Settled():
             return None
+        case _:
+            assert_never(descent.phase)
 
 
 def _pages(draft: Draft, descent: Descent) -> list[tuple[Segment, int, int]]:
@@ -189,7 +194,7 @@ def _drop_what_cannot_go_down(draft: Draft, prompt: Prompt, positions: tuple[int
     for segment, start, n_common in reversed(list(walk(draft.index.view(), prompt))):
         is_lost = n_common == segment.n_pages and lost.issuperset(range(start, start + n_common))
         if is_lost and is_idle(segment, Tier.DEVICE) and segment.is_dirty():
-            draft.index.forget(Tier.DEVICE, segment)
+            draft.index.forget(Tier.DEVICE, draft.index.segments[segment.id])
 
 
 # To storage.

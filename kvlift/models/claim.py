@@ -6,7 +6,7 @@ whole graph (`models.fair`), so that cycles are not missed.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Generic, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from attrs import frozen
 
@@ -31,6 +31,28 @@ class Always(Generic[S]):
 
     name: str
     holds: Callable[[S], bool]
+
+
+@frozen
+class AlwaysOf(Generic[S]):
+    """True of every part of every reachable state; held against each part once.
+
+    `parts`: what a state is made of, for this claim, as hashable values that name it in full.
+    Claims that are given one and the same function are looked at together.
+    """
+
+    name: str
+    parts: Callable[[S], Iterable[Hashable]]
+    holds: Callable[[Any], bool]
+
+
+@frozen
+class SometimesOf(Generic[S]):
+    """True of at least one part of a reachable state; `parts` as in `AlwaysOf`."""
+
+    name: str
+    parts: Callable[[S], Iterable[Hashable]]
+    holds: Callable[[Any], bool]
 
 
 @frozen
@@ -80,7 +102,16 @@ class Share(Generic[S]):
     n_good: Callable[[S], int]
 
 
-Claim: TypeAlias = Always[S] | AlwaysStep[S] | Sometimes[S] | SometimesStep[S] | Live[S] | Share[S]
+Claim: TypeAlias = (
+    Always[S]
+    | AlwaysOf[S]
+    | AlwaysStep[S]
+    | Sometimes[S]
+    | SometimesOf[S]
+    | SometimesStep[S]
+    | Live[S]
+    | Share[S]
+)
 
 
 class World(Protocol[S]):

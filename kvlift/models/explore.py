@@ -16,11 +16,13 @@ from attrs import define, field, frozen
 
 from kvlift.models.claim import (
     Always,
+    AlwaysOf,
     AlwaysStep,
     Broken,
     Live,
     Move,
     Sometimes,
+    SometimesOf,
     SometimesStep,
     Trace,
     World,
@@ -30,6 +32,9 @@ from kvlift.models.graph import Graph
 from kvlift.models.judge import Judge, Spot
 
 S = TypeVar("S")
+
+_LOOKS_EVERY: Final = 64
+"""Expanded states between two looks at the clock and the limits."""
 
 NOTHING_RAISED: Final = "nothing raises"
 """The claim that every world makes without saying so."""
@@ -87,12 +92,14 @@ def explore(
     world: World[S],
     limits: Limits = Limits(),
     on_progress: Callable[[Progress], None] | None = None,
+    shall_stop: Callable[[], bool] = lambda: False,
 ) -> Report[S]:
     """Everything reachable in `world`, up to `limits`; `on_progress` hears of it 5 times a second.
 
+    `shall_stop` is asked now and then: True ends the search where it is, as a limit does.
     Raises ValueError for a world with two claims of one name or without an initial state.
     """
-    search = _Search(world, limits, on_progress)
+    search = _Search(world, limits, on_progress, shall_stop)
     with _without_collector():
         search.run()
         return search.report()
@@ -123,6 +130,7 @@ class _Search(Generic[S]):
     world: World[S]
     limits: Limits
     on_progress: Callable[[Progress], None] | None
+    shall_stop: Callable[[], bool]
     judge: Judge[S] = field(factory=Judge, init=False)
     key: Callable[[S], Hashable] = field(init=False)
     graph: Graph = field(init=False)
@@ -154,22 +162,24 @@ class _Search(Generic[S]):
                 self._meet(state, key, parent=-1)
         if not self.starts:
             raise ValueError(f"world {self.world.name} has no initial state")
+        n_left = 0
         while self.fresh:
             level, self.fresh = self.fresh, []
             for state in level:
-                if self._must_stop():
+                if self._is_enough() or (n_left == 0 and self._is_over_time()):
                     return
+                n_left = n_left - 1 if n_left else _LOOKS_EVERY
                 self._expand(state)
             self.depth += bool(self.fresh)
         self.is_complete = True
 
-    def _must_stop(self) -> bool:
-        if self.judge.is_violated and self.limits.stops_at_violation:
-            return True
-        if len(self.numbers) > self.limits.n_states_max:
-            return True
-        if self.graph.n_expanded % 64:
-            return False
+    def _is_enough(self) -> bool:
+        return len(self.numbers) > self.limits.n_states_max or (
+            self.judge.is_violated and self.limits.stops_at_violation
+        )
+
+    def _is_over_time(self) -> bool:
+        """Looks at the clock, tells how far the search is, and asks whether it shall stop."""
         now_s = time.monotonic()
         if self.on_progress is not None and now_s - self.told_s > 0.2:
             self.told_s = now_s
@@ -181,7 +191,7 @@ class _Search(Generic[S]):
                     n_waiting=len(self.numbers) - self.graph.n_expanded,
                 )
             )
-        return now_s - self.began_s > self.limits.seconds_max
+        return now_s - self.began_s > self.limits.seconds_max or self.shall_stop()
 
     def _meet(self, state: S, key: Hashable, *, parent: int) -> int:
         """Number a state that was not seen before."""
@@ -229,9 +239,9 @@ class _Search(Generic[S]):
         sometimes: dict[str, Trace[S] | None] = {}
         live: dict[str, Trace[S] | None] = {}
         for claim in self.world.claims():
-            if isinstance(claim, Always | AlwaysStep):
+            if isinstance(claim, Always | AlwaysOf | AlwaysStep):
                 always[claim.name] = self._trace(claim.name)
-            elif isinstance(claim, Sometimes | SometimesStep):
+            elif isinstance(claim, Sometimes | SometimesOf | SometimesStep):
                 sometimes[claim.name] = self._trace(claim.name)
         for goal, ended in self.judge.live:
             lasso = fair_lasso(self.graph, ended)

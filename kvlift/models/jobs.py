@@ -1,11 +1,12 @@
 """Runs jobs in processes of their own, a few at a time, and hears how they get on."""
 
+import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from threading import Lock
+from concurrent.futures import Future, ThreadPoolExecutor
+from threading import Event, Lock
 from typing import Self
 
 import msgspec
@@ -31,6 +32,7 @@ class Jobs:
     _running: set["subprocess.Popen[bytes]"] = field(factory=set, init=False)
     _lock: Lock = field(factory=Lock, init=False)
     _is_closed: bool = field(default=False, init=False)
+    interrupted: Event = field(factory=Event, init=False)
 
     def __enter__(self) -> Self:
         return self
@@ -48,19 +50,48 @@ class Jobs:
             process.wait()
 
     def run(self, jobs: Sequence[Job], on_result: Callable[[Job, Result], None]) -> None:
-        """All jobs, in order. Raises WorkerFailed for the first that fails and ends the others."""
+        """All jobs, in order. Raises WorkerFailed for the first that fails and ends the others.
+
+        At an interrupt the workers end where they are, and `on_result` is given what they have
+        until then; jobs that have not begun are left out. A second interrupt ends everything."""
         with ThreadPoolExecutor(max_workers=self.n_processes) as threads:
             try:
-                waiting = [threads.submit(self._run_one, job) for job in jobs]
-                for job, result in zip(jobs, waiting, strict=True):
-                    on_result(job, result.result())
+                waiting = [(job, threads.submit(self._run_one, job)) for job in jobs]
+                try:
+                    self._hand_on(waiting, on_result)
+                except KeyboardInterrupt:
+                    self.interrupt()
+                    self._hand_on(waiting, on_result)
             except BaseException:
                 self.close()
                 raise
 
-    def _run_one(self, job: Job) -> Result:
+    def interrupt(self) -> None:
+        """Begin no more jobs, and ask the workers for what they have so far."""
+        with self._lock:
+            self.interrupted.set()
+            running = list(self._running)
+        for process in running:
+            process.send_signal(signal.SIGINT)
+
+    def _hand_on(
+        self,
+        waiting: list[tuple[Job, "Future[Result | None]"]],
+        on_result: Callable[[Job, Result], None],
+    ) -> None:
+        """Results in the order of the jobs; what was handed on is taken from `waiting`."""
+        while waiting:
+            job, future = waiting[0]
+            result = future.result()
+            waiting.pop(0)
+            if result is not None:
+                on_result(job, result)
+
+    def _run_one(self, job: Job) -> Result | None:
         with tempfile.TemporaryFile(mode="w+") as complaints:
             with self._lock:
+                if self.interrupted.is_set():
+                    return None
                 if self._is_closed:
                     raise WorkerFailed(f"world {job.world} was not explored: the check was ended")
                 process = subprocess.Popen(
@@ -77,6 +108,8 @@ class Jobs:
                 process.wait()
                 with self._lock:
                     self._running.discard(process)
+            if result is None and self.interrupted.is_set():
+                return None
             if result is None:
                 complaints.seek(0)
                 last = complaints.read().strip().splitlines()[-1:]

@@ -1,18 +1,20 @@
 """Holds the claims of a world against states and steps, and remembers where each was decided."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Generic, TypeVar, assert_never
 
 from attrs import define, field, frozen
 
 from kvlift.models.claim import (
     Always,
+    AlwaysOf,
     AlwaysStep,
     Claim,
     Live,
     Move,
     Share,
     Sometimes,
+    SometimesOf,
     SometimesStep,
 )
 
@@ -29,6 +31,16 @@ class Spot(Generic[S]):
 
 
 @define
+class Group(Generic[S]):
+    """The open claims about one kind of part, and the parts that they were held against."""
+
+    parts: Callable[[S], Iterable[Hashable]]
+    always: list[AlwaysOf[S]] = field(factory=list, init=False)
+    sometimes: list[SometimesOf[S]] = field(factory=list, init=False)
+    seen: set[Hashable] = field(factory=set, init=False)
+
+
+@define
 class Judge(Generic[S]):
     """A claim leaves its list as soon as it is decided; `spots` then says where that was.
 
@@ -38,6 +50,7 @@ class Judge(Generic[S]):
     always: list[Always[S]] = field(factory=list, init=False)
     always_step: list[AlwaysStep[S]] = field(factory=list, init=False)
     sometimes: list[Sometimes[S]] = field(factory=list, init=False)
+    groups: list[Group[S]] = field(factory=list, init=False)
     sometimes_step: list[SometimesStep[S]] = field(factory=list, init=False)
     live: list[tuple[Live[S], bytearray]] = field(factory=list, init=False)
     shares: list[tuple[Share[S], list[int]]] = field(factory=list, init=False)
@@ -50,6 +63,10 @@ class Judge(Generic[S]):
             match claim:
                 case Always():
                     self.always.append(claim)
+                case AlwaysOf():
+                    self._group_of(claim).always.append(claim)
+                case SometimesOf():
+                    self._group_of(claim).sometimes.append(claim)
                 case AlwaysStep():
                     self.always_step.append(claim)
                 case Sometimes():
@@ -63,6 +80,13 @@ class Judge(Generic[S]):
                 case _:
                     assert_never(claim)
 
+    def _group_of(self, claim: AlwaysOf[S] | SometimesOf[S]) -> Group[S]:
+        for group in self.groups:
+            if group.parts == claim.parts:
+                return group
+        self.groups.append(Group(claim.parts))
+        return self.groups[-1]
+
     @property
     def looks_at_steps(self) -> bool:
         """Whether a claim about steps is still open."""
@@ -70,6 +94,12 @@ class Judge(Generic[S]):
 
     def meet(self, number: int, state: S) -> None:
         """Hold all open claims about states against a new one."""
+        for group in self.groups:
+            seen = group.seen
+            for part in group.parts(state):
+                if part not in seen:
+                    seen.add(part)
+                    self._meet_part(number, group, part)
         for always in self.always:
             if not always.holds(state):
                 self.violate(always.name, Spot(number))
@@ -83,6 +113,17 @@ class Judge(Generic[S]):
         for share, sums in self.shares:
             sums[0] += share.n_good(state)
             sums[1] += share.n_counted(state)
+
+    def _meet_part(self, number: int, group: Group[S], part: Hashable) -> None:
+        """Hold the open claims of a group against a new part of a state."""
+        for always in list(group.always):
+            if not always.holds(part):
+                self.violate(always.name, Spot(number))
+                group.always.remove(always)
+        for sometimes in list(group.sometimes):
+            if sometimes.holds(part):
+                self.spots[sometimes.name] = Spot(number)
+                group.sometimes.remove(sometimes)
 
     def look(self, number: int, state: S, move: Move[S]) -> None:
         """Hold all open claims about steps against one."""

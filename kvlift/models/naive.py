@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from attrs import frozen
 
-from kvlift.models.claim import Always, Sometimes, World
+from kvlift.models.claim import Always, AlwaysOf, Sometimes, SometimesOf, World
 from kvlift.models.explore import key_of
 from kvlift.models.memo import forget_memos
 
@@ -33,11 +33,23 @@ class NaiveReport:
     n_moves_to_goal: dict[str, int]
 
 
+def _holds(claim: Always[S] | AlwaysOf[S], state: S) -> bool:
+    if isinstance(claim, Always):
+        return claim.holds(state)
+    return all(claim.holds(part) for part in claim.parts(state))
+
+
+def _is_reached(goal: Sometimes[S] | SometimesOf[S], state: S) -> bool:
+    if isinstance(goal, Sometimes):
+        return goal.holds(state)
+    return any(goal.holds(part) for part in goal.parts(state))
+
+
 def explore_naive(world: World[S], *, n_states_max: int = 100_000) -> NaiveReport:
     """All of a small world. Raises ImpureWorld, and whatever the world raises."""
     key = key_of(world)
-    always = [claim for claim in world.claims() if isinstance(claim, Always)]
-    sometimes = [claim for claim in world.claims() if isinstance(claim, Sometimes)]
+    always = [claim for claim in world.claims() if isinstance(claim, Always | AlwaysOf)]
+    sometimes = [claim for claim in world.claims() if isinstance(claim, Sometimes | SometimesOf)]
     violations: dict[str, int] = {}
     goals: dict[str, int] = {}
     seen: set[Hashable] = set()
@@ -50,10 +62,10 @@ def explore_naive(world: World[S], *, n_states_max: int = 100_000) -> NaiveRepor
         seen.add(key(state))
         todo.append((state, distance))
         for claim in always:
-            if not claim.holds(state):
+            if not _holds(claim, state):
                 violations.setdefault(claim.name, distance)
         for goal in sometimes:
-            if goal.holds(state):
+            if _is_reached(goal, state):
                 goals.setdefault(goal.name, distance)
 
     for state in world.initial():

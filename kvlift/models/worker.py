@@ -4,6 +4,8 @@ Only names and numbers go in (one JSON argument, a `Job`) and only JSON lines co
 result last), so that nothing of ours has to travel between processes as an object.
 """
 
+import gc
+import resource
 import signal
 import sys
 from collections.abc import Callable, Mapping
@@ -42,6 +44,7 @@ class Result:
 
     `sometimes`: whether each goal was reached. `branches` is None where they were not measured.
     `n_calls` and `n_runs`: calls of memoised functions, and how many of them really ran.
+    `rss_bytes`: the most memory that this process has had.
     """
 
     world: str
@@ -57,6 +60,7 @@ class Result:
     edges_taken: frozenset[str]
     n_calls: int
     n_runs: int
+    rss_bytes: int
     branches: Branches | None = None
 
     @property
@@ -67,16 +71,22 @@ class Result:
         return sum(story is not None for story in stories) + n_missed
 
 
-def run_job(job: Job, on_progress: Callable[[Progress], None]) -> Result:
+def run_job(
+    job: Job, on_progress: Callable[[Progress], None], shall_stop: Callable[[], bool]
+) -> Result:
     """Explore in this process. Raises KeyError for a world that the registry does not have."""
     world: World[Any] = import_module(job.registry).WORLDS[job.world](deep=job.deep)
     limits = Limits(n_states_max=job.n_states_max, seconds_max=job.seconds_max)
     reports: list[Report[Any]] = []
     branches = None
+
+    def search() -> None:
+        reports.append(explore(world, limits, on_progress, shall_stop))
+
     if job.measures_branches:
-        branches = coverage_of(CORE, lambda: reports.append(explore(world, limits, on_progress)))
+        branches = coverage_of(CORE, search)
     else:
-        reports.append(explore(world, limits, on_progress))
+        search()
     (report,) = reports
 
     def stories(traces: Mapping[str, Trace[Any] | None]) -> dict[str, str | None]:
@@ -100,6 +110,7 @@ def run_job(job: Job, on_progress: Callable[[Progress], None]) -> Result:
         edges_taken=frozenset(world.edges_taken()),
         n_calls=sum(count.n_calls for count in counts),
         n_runs=sum(count.n_runs for count in counts),
+        rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         branches=branches,
     )
 
@@ -113,14 +124,20 @@ class Line:
 
 
 def main() -> None:
-    """Run the job in the first argument; the parent ends this process when it is interrupted."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Run the job in the first argument. An interrupt ends the search, and what it has found until
+    then is the result."""
+    interrupts: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, _frame: interrupts.append(number))
+    gc.disable()  # as in `explore`; and not switched on again afterwards, for what is left to do
     job = msgspec.json.decode(sys.argv[1], type=Job)
 
     def tell(line: Line) -> None:
         print(msgspec.json.encode(line).decode(), flush=True)
 
-    tell(Line(result=run_job(job, lambda progress: tell(Line(progress=progress)))))
+    def on_progress(progress: Progress) -> None:
+        tell(Line(progress=progress))
+
+    tell(Line(result=run_job(job, on_progress, lambda: bool(interrupts))))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,10 @@
 """`kvlift check` from the outside, on worlds made for it."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -173,3 +177,29 @@ def test_a_wrong_call_ends_with_code_2_and_one_line(
     assert printed.out == ""
     assert complaint in printed.err
     assert len(printed.err.splitlines()) == 1
+
+
+def test_an_interrupt_says_what_was_done_and_ends_with_code_130(worlds: Path) -> None:
+    program = (
+        "import sys; from kvlift.cli import check; from kvlift.cli.main import main; "
+        "check.REGISTRY = 'worlds_of_the_check_test'; check._SECONDS_A_LINE = 0.0; "
+        "sys.exit(main(['check', 'endless', 'good', '--deep', '--json', '--jobs', '1']))"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.environ["PYTHONPATH"]},
+        text=True,
+    ) as process:
+        assert process.stderr is not None
+        assert process.stdout is not None
+        assert process.stderr.readline().startswith("endless: ")
+        process.send_signal(signal.SIGINT)
+        said, _ = process.communicate(timeout=60)
+    found = json.loads(said)
+    assert process.returncode == 130
+    assert found["interrupted"] is True
+    (world,) = found["worlds"]
+    assert (world["name"], world["complete"]) == ("endless", False)
+    assert world["states"] > 1

@@ -119,6 +119,12 @@ def test_ranks_that_mean_different_things_are_told_what_differs(field: str, othe
         assert field in str(error.value)
 
 
+def test_ballots_that_answer_earlier_orders_are_refused() -> None:
+    late = _ballot(_agreed(2, tick=3), ())
+    with pytest.raises(RanksDiverged, match="speak of tick 3: carry the answers to the last"):
+        from_wire(_least(late, late), _agreed(2, tick=4), POLICY)
+
+
 def test_every_proof_is_seen_alone() -> None:
     agreed = _agreed(0)
     ballot = _ballot(agreed, ())

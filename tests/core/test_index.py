@@ -200,5 +200,5 @@ def test_an_edit_that_changes_nothing_gives_the_same_index() -> None:
 
 def test_pages_that_are_not_there_are_an_error_not_a_guess() -> None:
     index = _with(_prompt(1, 2), 2)
-    with pytest.raises(LookupError, match="3 device pages asked for, the index has 2"):
+    with pytest.raises(AssertionError, match="3 device pages asked for, the index has 2"):
         device_pages(index, _prompt(1, 2, 3), 3)

@@ -12,6 +12,7 @@ from kvlift.core.deed import (
     Announce,
     Deed,
     DismissPeer,
+    GiveUpRead,
     HoldBack,
     ReleaseDevice,
     ReleaseHost,
@@ -354,6 +355,18 @@ DOWN_EVENTS: tuple[DescentEvent, ...] = (
     *(PersistOver(Ticket(1), n) for n in (0, 1, 2)),
     NothingLeft(),
 )
+
+
+def test_a_late_read_is_given_up_also_when_all_that_is_still_wanted_has_come() -> None:
+    """One rank's read ended short, which moved the boundary; another's storage is silent behind
+    that boundary. Its copy of what has come waits for the end of the read."""
+    short, _ = step(FILLINGS[0], ReadShort(READ, 1))
+    assert isinstance(short, Filling)
+    assert short.plan.bounds.storage == 3
+    after, deeds = step(short, ReadOverdue(READ, 1))
+    assert isinstance(after, Filling)
+    assert GiveUpRead(READ, 1) in deeds
+    assert after.plan.bounds == short.plan.bounds
 
 
 def test_the_way_down_takes_every_arrow_of_its_table_and_no_other() -> None:

@@ -1,5 +1,7 @@
 """Worlds in processes of their own."""
 
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -96,3 +98,22 @@ def test_a_worker_that_fails_says_why_and_ends_the_others(registry: str) -> None
     jobs = [Job(world="raises", registry=registry), Job(world="endless", registry=registry)]
     with pytest.raises(WorkerFailed, match="world raises was not explored: OSError: no such"):
         list(results_of(*jobs))
+
+
+def test_an_interrupt_ends_the_search_and_keeps_what_it_has(registry: str) -> None:
+    results: list[Result] = []
+    sent: list[str] = []
+
+    def on_progress(job: Job, _progress: Progress) -> None:
+        if not sent:
+            sent.append(job.world)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    jobs = [Job(world="endless", registry=registry), Job(world="short", registry=registry)]
+    with Jobs(1, on_progress) as running:
+        running.run(jobs, lambda _job, result: results.append(result))
+    (result,) = results  # the second world was not begun
+    assert running.interrupted.is_set()
+    assert (result.world, result.complete) == ("endless", False)
+    assert result.n_states > 100
+    assert result.rss_bytes > 1_000_000

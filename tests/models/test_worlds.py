@@ -66,7 +66,8 @@ def test_every_world_begins_and_goes_on(name: str, *, deep: bool) -> None:
     begun = explore(world, Limits(n_states_max=60))
     assert not any(begun.always.values())
     assert begun.n_states > 30
-    assert world.story_preamble().startswith("world ")
+    if isinstance(world, Situation):
+        assert world.story_preamble().startswith("world ")
 
 
 def test_arrows_that_were_taken_are_named_as_in_the_charts() -> None:

@@ -50,11 +50,11 @@ ADMISSION: Final[tuple[Mutant, ...]] = (
     Mutant(
         name="a short host holds a request back",
         file="admission.py",
-        old="    n_device = prompt.n_pages - hit.device\n",
+        old="    n_device = prompt.n_pages - n_pinned\n",
         new="    if isinstance(request.phase, Waiting) and host + n_fetch < "
         "request.phase.stored_stop:\n"
         "        return None\n"
-        "    n_device = prompt.n_pages - hit.device\n",
+        "    n_device = prompt.n_pages - n_pinned\n",
         why="Head-of-line wait: a request waits for host room that it could do without.",
         expects="a-host-hit-without-room-is-partly-read.story",
     ),
@@ -69,8 +69,8 @@ ADMISSION: Final[tuple[Mutant, ...]] = (
     Mutant(
         name="last page not counted",
         file="admission.py",
-        old="n_device = prompt.n_pages - hit.device",
-        new="n_device = prompt.n_pages_full - hit.device",
+        old="n_device = prompt.n_pages - n_pinned",
+        new="n_device = prompt.n_pages_full - n_pinned",
         why="Allocation rounds tokens down where admission rounds them up.",
         expects="peer",
     ),

@@ -80,8 +80,8 @@ PAGES: Final[tuple[Mutant, ...]] = (
     Mutant(
         name="a stale page is found",
         file="index.py",
-        old="        if segment.host is None or segment.host_stale:\n",
-        new="        if segment.host is None:\n",
+        old="        on_device = False\n        if segment.host is None or segment.host_stale:\n",
+        new="        on_device = False\n        if segment.host is None:\n",
         why="A flushed page is used again because a copy still pins it.",
         expects="a-partial-page-without-its-prefix-is-given-back.story",
     ),

@@ -130,7 +130,7 @@ PEERS: Final[tuple[Mutant, ...]] = (
     Mutant(
         name="a deadline marks and never cancels",
         file="step_filling.py",
-        old="    return after, (GiveUpRead(part.read, n_good), *deeds)\n",
+        old="    return after, (GiveUpRead(part.read, n_kept), *deeds)\n",
         new="    return after, deeds\n",
         why="The read is overdue, but is not cancelled: the request waits for it all the same.",
         expects="restore",

@@ -5,16 +5,30 @@ from types import MappingProxyType
 from typing import Any, Final, Protocol
 
 from kvlift.models.claim import World
+from kvlift.models.worlds.adopted import adopted, lent
 from kvlift.models.worlds.budget import budget
 from kvlift.models.worlds.claims import CALM_SHARE
-from kvlift.models.worlds.late import late
-from kvlift.models.worlds.mirror import back, mirror
+from kvlift.models.worlds.decode import decode
+from kvlift.models.worlds.hasty import hasty
+from kvlift.models.worlds.heirs import heirs, unfound
+from kvlift.models.worlds.hosted import hosted
+from kvlift.models.worlds.late import late, pair
+from kvlift.models.worlds.line import queue, urgent
+from kvlift.models.worlds.mirror import back, down, grows, mirror
+from kvlift.models.worlds.order import aged, dear, rare
 from kvlift.models.worlds.peer import peer, shortfall, widen
-from kvlift.models.worlds.ranks import ranks
+from kvlift.models.worlds.poke import poke
+from kvlift.models.worlds.price import price, reserve
+from kvlift.models.worlds.ranks import ranks, three
 from kvlift.models.worlds.restore import calm, hurry, restore
 from kvlift.models.worlds.retract import retract
 from kvlift.models.worlds.share import orphan, share
+from kvlift.models.worlds.split import split
+from kvlift.models.worlds.spoilt import spoilt
 from kvlift.models.worlds.stow import stow
+from kvlift.models.worlds.stuck import stuck
+from kvlift.models.worlds.tenants import tenants
+from kvlift.models.worlds.turns import turns
 
 __all__ = ["CALM_SHARE", "WORLDS", "WorldFactory"]
 
@@ -45,5 +59,29 @@ WORLDS: Final[Mapping[str, WorldFactory]] = MappingProxyType(
         "calm": calm,
         "stow": stow,
         "late": late,
+        "pair": pair,
+        "down": down,
+        "grows": grows,
+        "three": three,
+        "heirs": heirs,
+        "unfound": unfound,
+        "stuck": stuck,
+        "adopted": adopted,
+        "lent": lent,
+        "hosted": hosted,
+        "split": split,
+        "turns": turns,
+        "tenants": tenants,
+        "decode": decode,
+        "hasty": hasty,
+        "queue": queue,
+        "urgent": urgent,
+        "rare": rare,
+        "aged": aged,
+        "dear": dear,
+        "price": price,
+        "reserve": reserve,
+        "poke": poke,
+        "spoilt": spoilt,
     }
 )

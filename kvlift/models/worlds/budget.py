@@ -27,7 +27,9 @@ def budget(*, deep: bool) -> Situation:
         ),
         limits=Limits(),
         climate=Climate(has_failures=False, has_pieces=False, has_silence=deep),
-        preamble="world page=2 device=4 host=1\nconfig write=none persist=off bypass_max=1",
+        preamble="world page=2 device=4 host=1\n"
+        f"config write={'through' if deep else 'none'} persist=off bypass_max=1 "
+        f"decode_reserve_pages={int(deep)}",
         n_faults=1,
         storage=Switch.OFF,
         goals=(goals.READY, goals.WAITS, goals.BYPASSED),

@@ -95,7 +95,8 @@ class Operation:
 @frozen(kw_only=True, cache_hash=True)
 class Talk:
     """A conversation with the prefill node. `tags` and `places` are of all wants, in order; the
-    first `n_landed` are written. `told` is what the core has heard so far, as (pages, failure)."""
+    first `n_landed` are written. `told` is what the core has heard so far, as (pages, failure).
+    `is_echoing`: its last count will be delivered a second time."""
 
     ticket: Ticket
     prompt: Prompt
@@ -112,6 +113,8 @@ class Talk:
     is_failure_told: bool = False
     has_let_go: bool = False
     is_silent: bool = False
+    is_echoing: bool = False
+    has_other_token: bool = False
 
 
 @frozen(cache_hash=True)
@@ -243,10 +246,14 @@ class Bench:
                 self._start_copy(effect)
             case CancelRestore():
                 pass
-            case StartLookup() | StartPrefetch() | CancelPrefetch() | StartPersist():
+            case (
+                StartLookup()
+                | StartPrefetch()
+                | CancelPrefetch()
+                | StartPersist()
+                | CancelPersist()
+            ):
                 self._tell_store(effect)
-            case CancelPersist():
-                pass  # best effort: here the write goes on until it lands
             case ForgetStorage():
                 self.stored.clear()
 
@@ -317,7 +324,7 @@ class Bench:
         )
 
     def _tell_store(
-        self, effect: StartLookup | StartPrefetch | CancelPrefetch | StartPersist
+        self, effect: StartLookup | StartPrefetch | CancelPrefetch | StartPersist | CancelPersist
     ) -> None:
         match effect:
             case StartLookup(ticket=ticket, prompt=prompt, start=start, stop=stop):
@@ -329,7 +336,7 @@ class Bench:
                 self.operations.append(
                     Operation(ticket=ticket, doing=Doing.READ, host=host, tags=tags)
                 )
-            case CancelPrefetch(ticket=ticket):
+            case CancelPrefetch(ticket=ticket) | CancelPersist(ticket=ticket):
                 self.operations = [
                     evolve(one, is_cancelled=True) if one.ticket == ticket else one
                     for one in self.operations

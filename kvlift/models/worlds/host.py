@@ -31,6 +31,9 @@ from kvlift.core.tier import Source, Tier
 from kvlift.models.worlds.weather import TOKEN
 
 PEER: Final = "p"
+OTHER_TOKEN: Final = 8
+"""Of an answer that is not the one that was given before."""
+
 SCHEDULER: Final = "host scheduler"
 """Fairness class: what is ready is run, what runs is finished, what is out comes back."""
 
@@ -77,7 +80,9 @@ class Life:
 
     `after`: the request that must have ended before this one comes. `n_lives`: how often it is
     submitted under the same name. `is_first`: it is submitted before the first tick.
-    `n_output_pages`: full pages that decoding adds.
+    `n_output_pages`: full pages that decoding adds. `is_hasty`: the host also says of it what it
+    may not say now, each for one fault. `peer`: empty where there is none. `n_pages_given`: pages
+    that the host's own cache has.
     """
 
     rid: str
@@ -89,6 +94,9 @@ class Life:
     n_output_pages: int = 0
     priority: int = 0
     may_abort: bool = False
+    is_hasty: bool = False
+    peer: str = PEER
+    n_pages_given: int = 0
     n_retractions: int = 0
     n_growths: int = 0
 
@@ -98,7 +106,13 @@ class Life:
         return Stand(at, n_left, self.n_retractions, self.n_growths)
 
     def submit(self) -> Submit:
-        return Submit(rid=Rid(self.rid), prompt=self.prompt, peer=PEER, priority=self.priority)
+        return Submit(
+            rid=Rid(self.rid),
+            prompt=self.prompt,
+            peer=self.peer,
+            priority=self.priority,
+            n_pages_given=self.n_pages_given,
+        )
 
     def output(self) -> bytes:
         """Sampled tokens, the last of which has no KV."""
@@ -107,9 +121,9 @@ class Life:
         return token_bytes([TOKEN] * max(1, n_tokens))
 
 
-def prompt_of(*tokens: int, page_tokens: int = 2, tenant: str = "") -> Prompt:
+def prompt_of(*tokens: int, page_tokens: int = 2, tenant: str = "", salt: str = "") -> Prompt:
     """A small prompt; equal numbers are equal tokens."""
-    namespace = Namespace(page_tokens=page_tokens, tenant=tenant)
+    namespace = Namespace(page_tokens=page_tokens, tenant=tenant, salt=salt)
     return Prompt(namespace.digest(), token_bytes(tokens), page_tokens)
 
 
@@ -170,6 +184,31 @@ def _of_request(
         yield call(f"resume {name}", Resume(rid), stand._replace(at=At.RESUMED))
     if life.may_abort and stand.at is not At.NEW and not stand.at.has_ended:
         yield Call(label=f"abort {name}", says=(Abort(rid),), life=number, then=stand, cost=1)
+    if life.is_hasty:
+        yield from _too_hasty(number, life, stand)
+
+
+def _too_hasty(number: int, life: Life, stand: Stand) -> Iterator[Call]:
+    """Calls that a host which knows what it has been told would not make now."""
+    rid, name = Rid(life.rid), life.rid
+    is_alive = stand.at is not At.NEW and not stand.at.has_ended
+    is_running, was_out = stand.at is At.RUNNING, stand.n_retractions < life.n_retractions
+    other = token_bytes([OTHER_TOKEN])
+    wrong: tuple[tuple[str, Submission, bool], ...] = (
+        (f"submit {name}", life.submit(), is_alive),
+        (f"run {name}", Run(rid), stand.at is not At.READY),
+        (f"finish {name}", Finish(rid, life.output()), not is_running),
+        (f"retract {name}", Retract(rid, life.output()), not is_running),
+        (f"resume {name}", Resume(rid), stand.at is not At.RETRACTED),
+        (f"abort {name}", Abort(rid), not is_alive),
+        (f"# finish {name} with another answer", Finish(rid, other), is_running and was_out),
+        (f"# retract {name} with another answer", Retract(rid, other), is_running and was_out),
+    )
+    for label, said, is_wrong in wrong:
+        if is_wrong:
+            yield Call(label=label, says=(said,), life=number, then=stand, cost=1)
+    if not is_running:
+        yield Call(label=f"grow {name} 1", life=number, then=stand, cost=1, grows=1)
 
 
 _ENDED: Final = {

@@ -49,6 +49,35 @@ class Impatient(Situation):
         return self._claims
 
 
+def pair(*, deep: bool) -> Impatient:
+    """The same on two ranks, one of which has only the first page, or never says so."""
+    return Impatient(
+        name="pair",
+        lives=(Life(rid="A", prompt=A, story="pages=2 tokens=5", is_first=True, may_abort=deep),),
+        policy=Policy(
+            n_device_pages=3,
+            n_host_pages=2,
+            write=WritePolicy.NONE,
+            persist=Switch.OFF,
+            prefetch=PrefetchPolicy.DEADLINE,
+        ),
+        limits=Limits(prefetch=PrefetchPolicy.DEADLINE),
+        climate=Climate(has_silence=True, has_failures=deep, has_prompt_peer=True),
+        preamble="world ranks=2 page=2 device=3 host=2\n"
+        "config write=none persist=off prefetch=deadline",
+        openings=(
+            (Put(prompt=A, start=0, stop=2, place=Placed.STORAGE),),
+            (
+                Put(prompt=A, start=0, stop=1, place=Placed.STORAGE, rank=0),
+                Put(prompt=A, start=0, stop=2, place=Placed.STORAGE, rank=1),
+            ),
+        ),
+        n_ranks=2,
+        n_faults=2 if deep else 1,
+        goals=(goals.READY, goals.READ_ON, goals.READ_OVERDUE, goals.APART),
+    )
+
+
 def late(*, deep: bool) -> Impatient:
     """Two stored pages, of which one comes before the deadline passes."""
     return Impatient(

@@ -51,3 +51,29 @@ def ranks(*, deep: bool) -> Situation:
             goals.READ_OVERDUE,
         ),
     )
+
+
+def three(*, deep: bool) -> Situation:
+    """Three ranks: no two need fail alike, and one that is late is late alone."""
+    here = Put(prompt=A_DEEP, start=0, stop=2, place=Placed.STORAGE)
+    return Situation(
+        name="three",
+        n_together=3,
+        lives=(Life(rid="A", prompt=A_DEEP, story="pages=2 tokens=5", may_abort=True),),
+        policy=Policy(n_device_pages=3, n_host_pages=2, write=WritePolicy.NONE, persist=Switch.OFF),
+        limits=Limits(),
+        climate=Climate(has_silence=deep, has_pieces=False, has_prompt_peer=True),
+        preamble="world ranks=3 page=2 device=3 host=2\nconfig write=none persist=off",
+        putting="\nput A in storage",
+        openings=((here,), (evolve(here, rank=0), evolve(here, rank=1, stop=1))),
+        n_ranks=3,
+        n_faults=2,
+        goals=(
+            goals.READY,
+            goals.DRAINS,
+            goals.WIDENS,
+            goals.APART,
+            goals.READ_SHORT,
+            goals.COPY_SHORT,
+        ),
+    )

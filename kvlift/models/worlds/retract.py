@@ -27,7 +27,8 @@ def retract(*, deep: bool) -> Situation:
         ),
         limits=Limits(),
         climate=Climate(has_pieces=False),
-        preamble="world page=2 device=3 host=2\nconfig write=none persist=off",
+        preamble="world page=2 device=3 host=2\n"
+        f"config write={'through' if deep else 'none'} persist=off",
         n_faults=1,
         others=("flush host",),
         storage=Switch.OFF,

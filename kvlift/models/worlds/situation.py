@@ -4,7 +4,7 @@ Moves are single events; a tick hears all that has happened since the last one.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from attrs import define, field, frozen
 
@@ -13,16 +13,17 @@ from kvlift.core.descent import Due, Mirroring, Persisting, Settled, Stowing
 from kvlift.core.ids import Attempt, Ticket
 from kvlift.core.invariants import breaches, local_breaches
 from kvlift.core.local import Limits
+from kvlift.core.notice import Notice
 from kvlift.core.policy import Policy, Switch
 from kvlift.models.claim import Broken, Claim, Move
 from kvlift.models.memo import memo
 from kvlift.models.statechart import Edge, edge_name
 from kvlift.models.worlds.claims import claims_of
 from kvlift.models.worlds.ghost import Rank
-from kvlift.models.worlds.host import Call, Life, Stand, calls, heard
+from kvlift.models.worlds.host import Call, Life, calls, heard
 from kvlift.models.worlds.opening import Put
 from kvlift.models.worlds.stage import Now, Stage
-from kvlift.models.worlds.weather import Climate, Event, events
+from kvlift.models.worlds.weather import Climate
 
 _DESCENTS: Final = (Due, Mirroring, Stowing, Persisting, Settled)
 
@@ -37,6 +38,14 @@ class Goal:
     is_reached_on: Callable[[Rank], bool] | None = None
     is_reached_between: Callable[[tuple[Rank, ...]], bool] | None = None
     arrow: Edge | None = None
+
+
+class Said(NamedTuple):
+    """What the host may say, with the numbers of what it says and of the script after it."""
+
+    call: Call
+    says: tuple[int, ...]
+    script: int
 
 
 @define(eq=False)
@@ -67,18 +76,18 @@ class Situation:
     stage: Stage = field(init=False)
     breaches: Callable[[int], frozenset[str]] = field(init=False)
     local_breaches: Callable[[int, int], frozenset[str]] = field(init=False)
-    _events: Callable[[int, int], tuple[tuple[Event, int], ...]] = field(init=False)
     _label: Callable[[int, str, Ticket], str] = field(init=False)
-    _calls: Callable[[tuple[Stand, ...]], tuple[Call, ...]] = field(init=False)
+    _calls: Callable[[int], tuple[Said, ...]] = field(init=False)
+    _heard: Callable[[int, tuple[Notice, ...]], int] = field(init=False)
     _claims: list[Claim[Now]] = field(factory=list, init=False)
 
     def __attrs_post_init__(self) -> None:
         self.stage = Stage(self.policy, self.limits, self.climate, self.n_ranks)
         self.breaches = memo(self._breaches_of)
         self.local_breaches = memo(self._local_breaches_of)
-        self._events = memo(self._events_of)
         self._label = memo(self._label_of)
         self._calls = memo(self._calls_of)
+        self._heard = memo(self._heard_of)
 
     # World.
 
@@ -88,7 +97,7 @@ class Situation:
         return self._claims
 
     def initial(self) -> Iterable[Now]:
-        script = tuple(life.opening() for life in self.lives)
+        script = self.stage.scripts.number(tuple(life.opening() for life in self.lives))
         first = tuple(
             self.stage.number_of_call(life.submit()) for life in self.lives if life.is_first
         )
@@ -97,10 +106,10 @@ class Situation:
             yield Now(agreed, -1, script, first, ranks, self.n_faults)
 
     def canonical(self, state: Now) -> Hashable:
-        return state
+        return self.stage.packed(state)
 
     def symmetric(self, state: Now) -> Hashable:
-        return state._replace(ranks=tuple(sorted(state.ranks)))
+        return self.stage.packed(state._replace(ranks=tuple(sorted(state.ranks))))
 
     def story_preamble(self) -> str:
         prompts = "".join(f"prompt {life.rid} {life.story}\n" for life in self.lives)
@@ -113,7 +122,8 @@ class Situation:
             yield edge_name("mirror" if arrow[0] in _DESCENTS else "request", arrow)
 
     def moves(self, state: Now) -> Iterator[Move[Now]]:
-        if any(self.stage.ranks[rank].wrong for rank in state.ranks):
+        wrong = self.stage.ranks.wrong
+        if wrong and not wrong.isdisjoint(state.ranks):
             return
         yield self._tick(state)
         if not state.calls:
@@ -122,17 +132,16 @@ class Situation:
             yield from self._weather(state)
 
     def _weather(self, state: Now) -> Iterator[Move[Now]]:
-        for number, rank in enumerate(state.ranks):
-            for event, after in self._events(rank, number):
-                if event.cost > state.faults:
-                    continue
-                label = self._label(state.agreed, event.label, event.ticket)
-                changed = state._replace(
-                    ranks=(*state.ranks[:number], after, *state.ranks[number + 1 :]),
-                    faults=state.faults - event.cost,
-                    n_events=state.n_events + 1,
-                )
-                yield Move(label, changed, event.fair)
+        agreed, ballot, script, calls, ranks, faults, n_events = state
+        happenings, label_of = self.stage.sky.happenings, self._label
+        for place, rank in enumerate(ranks):
+            before, behind = ranks[:place], ranks[place + 1 :]
+            for label, ticket, after, fair, cost in happenings(rank, place):
+                if cost <= faults:
+                    changed = (*before, after, *behind)
+                    left = faults - cost
+                    then = Now(agreed, ballot, script, calls, changed, left, n_events + 1)
+                    yield Move(label_of(agreed, label, ticket), then, fair)
 
     def _tick(self, state: Now) -> Move[Now]:
         try:
@@ -140,23 +149,19 @@ class Situation:
         except Exception as error:
             raise Broken("tick") from error
         if decision.notices:
-            script = heard(self.lives, state.script, decision.notices)
-            after = after._replace(script=script)
+            after = after._replace(script=self._heard(state.script, decision.notices))
         return Move("tick", after, "tick")
 
     def _host(self, state: Now) -> Iterator[Move[Now]]:
-        for call in self._calls(state.script):
+        for call, says, script in self._calls(state.script):
             if call.cost > state.faults:
                 continue
-            after = state._replace(faults=state.faults - call.cost)
-            if call.then is not None:
-                script = (*state.script[: call.life], call.then, *state.script[call.life + 1 :])
-                after = after._replace(script=script)
-            if call.grows:
-                yield self._growth(after, call)
-                continue
-            said = tuple(self.stage.number_of_call(one) for one in call.says)
-            yield Move(call.label, after._replace(calls=state.calls + said), call.fair)
+            after = state._replace(
+                faults=state.faults - call.cost,
+                script=script,
+                calls=state.calls if call.grows else state.calls + says,
+            )
+            yield self._growth(after, call) if call.grows else Move(call.label, after, call.fair)
 
     def _growth(self, state: Now, call: Call) -> Move[Now]:
         try:
@@ -169,13 +174,21 @@ class Situation:
 
     # Memoised.
 
-    def _events_of(self, rank: int, number: int) -> tuple[tuple[Event, int], ...]:
-        found = events(self.stage.ranks[rank], number, self.climate)
-        return tuple((event, self.stage.number_of_rank(event.after)) for event in found)
-
-    def _calls_of(self, script: tuple[Stand, ...]) -> tuple[Call, ...]:
-        found = calls(self.lives, script, self.others, is_calm=self.climate.is_calm)
+    def _calls_of(self, script: int) -> tuple[Said, ...]:
+        stands = self.stage.scripts.value(script)
+        found = []
+        for call in calls(self.lives, stands, self.others, is_calm=self.climate.is_calm):
+            then = script
+            if call.then is not None:
+                after = (*stands[: call.life], call.then, *stands[call.life + 1 :])
+                then = self.stage.scripts.number(after)
+            says = tuple(self.stage.number_of_call(one) for one in call.says)
+            found.append(Said(call, says, then))
         return tuple(found)
+
+    def _heard_of(self, script: int, notices: tuple[Notice, ...]) -> int:
+        after = heard(self.lives, self.stage.scripts.value(script), notices)
+        return self.stage.scripts.number(after)
 
     def _label_of(self, agreed: int, label: str, ticket: Ticket) -> str:
         return label.format(name=owner_of(self.stage.agreed[agreed], ticket))
@@ -183,9 +196,9 @@ class Situation:
     def _breaches_of(self, agreed: int) -> frozenset[str]:
         return frozenset(breach.name for breach in breaches(self.stage.agreed[agreed]))
 
-    def _local_breaches_of(self, agreed: int, rank: int) -> frozenset[str]:
-        state, local = self.stage.agreed[agreed], self.stage.ranks[rank].local
-        return frozenset(one.name for one in local_breaches(state, local, self.limits))
+    def _local_breaches_of(self, agreed: int, local: int) -> frozenset[str]:
+        state, here = self.stage.agreed[agreed], self.stage.ranks.locals[local]
+        return frozenset(one.name for one in local_breaches(state, here, self.limits))
 
 
 def owner_of(agreed: Agreed, ticket: Ticket) -> str:

@@ -1,104 +1,49 @@
 """The state of a world, and its tick: the real core between a ghost of each rank and a host script.
 
-States are small tuples of numbers; the values behind the numbers are kept once (`Shelf`). Whatever
-runs the core is memoised on numbers, and states are renamed after every tick, so that the core sees
-each situation once, however it came about.
+States are small tuples of numbers; the values behind the numbers are kept once. Whatever runs the
+core is memoised on numbers, and states are renamed after every tick, so that the core sees each
+situation once, however it came about.
 """
 
 from collections.abc import Callable, Hashable
-from typing import Final, Generic, NamedTuple, TypeVar
+from struct import Struct
+from typing import NamedTuple
 
-from attrs import define, evolve, field, frozen
+from attrs import define, field
 
-from kvlift.core.advance import Decision, State, advance, advance_agreed, grow_agreed
+from kvlift.core.advance import Decision, advance_agreed, grow_agreed
 from kvlift.core.agreed import Agreed, is_under_way
-from kvlift.core.ballot import Room, Verdict, from_wire, proofs, slots, to_wire
-from kvlift.core.canonical import (
-    Name,
-    Naming,
-    agreed_key,
-    local_key,
-    naming_of,
-    renamed_agreed,
-    renamed_all,
-    renamed_local,
-)
-from kvlift.core.hear import hear, order
-from kvlift.core.ids import DeviceHandle, Rid, Ticket
-from kvlift.core.local import NS_PER_MS, Limits, first_deadline_ns, seen
-from kvlift.core.notice import BecameReady
+from kvlift.core.ballot import N_HEADER, Room, Verdict, from_wire, proofs, slots, to_wire
+from kvlift.core.canonical import Naming, agreed_key, naming_of, renamed_agreed
+from kvlift.core.ids import DeviceHandle, Rid
+from kvlift.core.local import Limits, seen
+from kvlift.core.observation import N_INTS
 from kvlift.core.phase import Running
 from kvlift.core.policy import Policy, Switch
 from kvlift.core.submission import Finish, Retract, Submission
-from kvlift.models.memo import memo
-from kvlift.models.worlds.ghost import (
-    DIFFERENT,
-    LYING_INDEX,
-    WRONG_CONTENT,
-    Bench,
-    DevicePage,
-    HostPage,
-    Rank,
-    Tag,
-    tag_of,
-)
+from kvlift.models.memo import Numbered, memo
+from kvlift.models.worlds.cast import Cast, Turn
+from kvlift.models.worlds.ghost import Tag, tag_of
 from kvlift.models.worlds.host import Stand
 from kvlift.models.worlds.opening import Put, opened
-from kvlift.models.worlds.truth import is_right, is_true
-from kvlift.models.worlds.weather import Climate, delivered
-
-V = TypeVar("V")
-
-NOW_NS: Final = 10**15
-"""All clocks stand here; a deadline passes by moving the begin of one watch into the past."""
+from kvlift.models.worlds.shelf import Ranks, Shelf
+from kvlift.models.worlds.sky import Sky
+from kvlift.models.worlds.weather import Climate
 
 
 class Now(NamedTuple):
-    """A state of a world. Numbers of: agreed state, ballot on its way (-1: none), and ranks.
+    """A state of a world. Numbers of: agreed state, ballot on its way (-1: none), script, ranks.
 
     `script`: where the host stands with each request. `calls`: what it has said since the last
     tick. `faults`: what is left of the budget. `n_events`: what happened since the last tick."""
 
     agreed: int
     ballot: int
-    script: tuple[Stand, ...]
+    script: int
     calls: tuple[int, ...]
     ranks: tuple[int, ...]
     faults: int
     n_events: int = 0
-
-
-@define
-class Shelf(Generic[V]):
-    """Values by number, equal keys having one number."""
-
-    values: list[V] = field(factory=list)
-    _numbers: dict[Hashable, int] = field(factory=dict)
-
-    def number(self, key: Hashable, make: Callable[[], V]) -> int:
-        number = self._numbers.get(key)
-        if number is None:
-            value = make()
-            number = self._numbers.setdefault(key, len(self.values))
-            self.values.append(value)
-        return number
-
-    def __getitem__(self, number: int) -> V:
-        return self.values[number]
-
-
-@frozen(kw_only=True)
-class Turn:
-    """A tick of the agreed half: where it led (a number), from where, and under which names."""
-
-    before: Agreed
-    verdict: Verdict | None
-    calls: tuple[Submission, ...]
-    after: Agreed
-    decision: Decision
-    naming: Naming
-    number_after: int
-    is_growth: bool = False
 
 
 @define(eq=False)
@@ -110,47 +55,62 @@ class Stage:
     climate: Climate
     n_ranks: int
     agreed: Shelf[Agreed] = field(factory=Shelf, init=False)
-    ranks: Shelf[Rank] = field(factory=Shelf, init=False)
+    wires: Numbered[tuple[int, ...]] = field(factory=Numbered, init=False)
     ballots: Shelf[tuple[tuple[int, ...], Agreed]] = field(factory=Shelf, init=False)
     turns: Shelf[Turn] = field(factory=Shelf, init=False)
     calls: Shelf[Submission] = field(factory=Shelf, init=False)
+    scripts: Numbered[tuple[Stand, ...]] = field(factory=Numbered, init=False)
+    said: Numbered[tuple[int, ...]] = field(factory=Numbered, init=False)
     arrows: set[tuple[type, type, type]] = field(factory=set, init=False)
-    hear: Callable[[int], int] = field(init=False)
+    cast: Cast = field(init=False)
+    sky: Sky = field(init=False)
+    _pack: Callable[..., bytes] = field(init=False)
     decide: Callable[[int, int, tuple[int, ...]], int] = field(init=False)
-    follow: Callable[[int, int], int] = field(init=False)
     vote: Callable[[int, tuple[int, ...]], int] = field(init=False)
+    wire: Callable[[int, int], int] = field(init=False)
+    reduce: Callable[[int, tuple[int, ...]], int] = field(init=False)
     decode: Callable[[int, int, int], int] = field(init=False)
     grow: Callable[[int, str, int], int] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.hear = memo(self._hear)
+        self.said.number(())
+        self._pack = Struct(f"<IiIIHH{self.n_ranks}I").pack
+        self.cast = Cast(self.policy, self.limits, self.climate, self.n_ranks, self.turns)
+        self.sky = Sky(self.climate, self.cast.ranks)
         self.decide = memo(self._decide)
-        self.follow = memo(self._follow)
         self.vote = memo(self._vote)
+        self.wire = memo(self._wire)
+        self.reduce = memo(self._reduce)
         self.decode = memo(self._decode)
         self.grow = memo(self._grow)
 
     # Numbers.
 
+    @property
+    def ranks(self) -> Ranks:
+        return self.cast.ranks
+
     def number_of_agreed(self, agreed: Agreed) -> int:
         return self.agreed.number(agreed_key(agreed), lambda: agreed)
 
-    def number_of_rank(self, rank: Rank) -> int:
-        key = (
-            local_key(rank.local),
-            rank.operations,
-            rank.talks,
-            rank.device,
-            rank.host,
-            rank.stored,
-            rank.expired,
-            rank.echoes,
-            rank.wrong,
-        )
-        return self.ranks.number(key, lambda: rank)
+    def renamed_agreed(self, agreed: Agreed, naming: Naming) -> Agreed:
+        """The agreed state under its new names, without what no future depends on."""
+        return renamed_agreed(agreed, naming, self.policy)
 
     def number_of_call(self, call: Submission) -> int:
         return self.calls.number(call, lambda: call)
+
+    def packed(self, now: Now) -> bytes:
+        """All of a state in a few bytes: millions of keys are kept. Not a digest: two states never
+        have the same bytes."""
+        agreed, ballot, script, calls, ranks, faults, n_events = now
+        said = self.said.number(calls) if calls else 0
+        return self._pack(agreed, ballot, script, said, faults, n_events, *ranks)
+
+    def parts_in_local(self, now: Now) -> list[tuple[int, int]]:
+        """(agreed state, local half) of each rank, in numbers."""
+        parts = self.ranks.parts
+        return [(now.agreed, parts[rank].local) for rank in now.ranks]
 
     # The tick, in the order in which a driver does it.
 
@@ -159,42 +119,20 @@ class Stage:
         ranks = now.ranks
         for call in now.calls:
             if isinstance(self.calls[call], Finish | Retract):
-                ranks = tuple(self.decode(rank, now.agreed, call) for rank in ranks)
-        ranks = tuple(self.hear(rank) for rank in ranks)
-        turn = self.decide(now.agreed, now.ballot, now.calls)
-        return self._close(now, turn, ranks), self.turns[turn].decision
+                ranks = tuple([self.decode(rank, now.agreed, call) for rank in ranks])
+        hear, follow = self.cast.hear, self.cast.follow
+        number = self.decide(now.agreed, now.ballot, now.calls)
+        ranks = tuple([follow(hear(rank), number) for rank in ranks])
+        turn = self.turns[number]
+        agreed = turn.number_after
+        after = Now(agreed, self.vote(agreed, ranks), now.script, (), ranks, now.faults, 0)
+        return after, turn.decision
 
     def grown(self, now: Now, rid: str, n_pages: int) -> Now:
         """A growth is answered between two ticks; the ballot on its way stays what it is."""
         turn = self.grow(now.agreed, rid, n_pages)
-        ranks = tuple(self.follow(rank, turn) for rank in now.ranks)
+        ranks = tuple(self.cast.follow(rank, turn) for rank in now.ranks)
         return now._replace(agreed=self.turns[turn].number_after, ranks=ranks)
-
-    def _close(self, now: Now, turn: int, heard: tuple[int, ...]) -> Now:
-        agreed = self.turns[turn].number_after
-        ranks = tuple(self.follow(rank, turn) for rank in heard)
-        ballot = self.vote(agreed, ranks)
-        return now._replace(agreed=agreed, ballot=ballot, calls=(), ranks=ranks, n_events=0)
-
-    def _bench(self, rank: Rank) -> Bench:
-        return Bench(rank, self.policy.n_device_pages, self.policy.n_host_pages)
-
-    def _hear(self, number: int) -> int:
-        rank, reports = delivered(self.ranks[number], self.climate)
-        late = self.ranks[number].expired
-        watches = {
-            ticket: evolve(watch, since_ns=NOW_NS - ((watch.timeout_ms or 0) + 1) * NS_PER_MS)
-            if ticket in late
-            else watch
-            for ticket, watch in rank.local.watches.items()
-        }
-        before = evolve(
-            rank.local, watches=watches, deadline_ns=first_deadline_ns(watches.values())
-        )
-        local, starts = hear(before, self.limits, reports, NOW_NS)
-        bench = self._bench(evolve(rank, local=local))
-        bench.start(starts)
-        return self.number_of_rank(bench.done())
 
     def _decide(self, agreed: int, ballot: int, calls: tuple[int, ...]) -> int:
         before = self.agreed[agreed]
@@ -220,7 +158,7 @@ class Stage:
     ) -> int:
         self.arrows.update(decision.arrows)
         naming = naming_of(after)
-        number = self.number_of_agreed(renamed_agreed(after, naming, self.policy))
+        number = self.number_of_agreed(self.renamed_agreed(after, naming))
         turn = Turn(
             before=before,
             verdict=verdict,
@@ -231,86 +169,54 @@ class Stage:
             number_after=number,
             is_growth=is_growth,
         )
-        return self.turns.number(key, lambda: turn)
+        return self.turns.number(key, lambda: self.cast.numbered(turn))
 
     def _grow(self, agreed: int, rid: str, n_pages: int) -> int:
         before = self.agreed[agreed]
         after, decision, _pages = grow_agreed(before, Rid(rid), n_pages, self.policy)
-        key = (agreed, rid, n_pages)
+        return self.turn_between((agreed, rid, n_pages), before, after, decision)
+
+    def turn_between(self, key: Hashable, before: Agreed, after: Agreed, decision: Decision) -> int:
+        """What is decided between two ticks, without a verdict: its number."""
         return self._turn(key, before, None, (), after, decision, is_growth=True)
-
-    def _follow(self, number: int, turn_number: int) -> int:
-        """One rank carries out what all have decided; its own half of `advance` runs here."""
-        rank, turn = self.ranks[number], self.turns[turn_number]
-        is_same = True
-        if turn.is_growth or self.n_ranks == 1:
-            effects, closed = turn.decision.effects, turn.decision.closed
-            local, starts = order(rank.local, self.limits, effects, closed, NOW_NS)
-        else:
-            state, outcome = advance(
-                State(agreed=turn.before, local=rank.local),
-                turn.verdict,
-                turn.calls,
-                policy=self.policy,
-                limits=self.limits,
-                now_ns=NOW_NS,
-            )
-            local, starts = state.local, outcome.starts
-            is_same = state.agreed == turn.after and outcome.decision == turn.decision
-        bench = self._bench(evolve(rank, local=local))
-        bench.start(starts)
-        bench.forget_what_is_over()
-        if not is_same:
-            bench.blame(DIFFERENT)
-        for notice in turn.decision.notices:
-            if isinstance(notice, BecameReady) and not is_right(turn.after, notice, bench.device):
-                bench.blame(WRONG_CONTENT)
-        if not is_true(turn.after, bench):
-            bench.blame(LYING_INDEX)
-        return self.number_of_rank(self._renamed(bench.done(), turn.naming))
-
-    def _renamed(self, rank: Rank, shared: Naming) -> Rank:
-        if shared.is_identity and _knows(shared, rank):
-            local = renamed_local(rank.local, shared, self.policy, NOW_NS)
-            return evolve(rank, local=local, device=_sorted(rank.device), host=_sorted(rank.host))
-        naming = shared.copy()
-        return evolve(
-            rank,
-            local=renamed_local(rank.local, naming, self.policy, NOW_NS),
-            operations=renamed_all(rank.operations, naming),
-            talks=renamed_all(rank.talks, naming),
-            device=_sorted(renamed_all(rank.device, naming)),
-            host=_sorted(renamed_all(rank.host, naming)),
-            expired=tuple(Ticket(naming(Name.TICKET, ticket)) for ticket in rank.expired),
-            echoes=renamed_all(rank.echoes, naming),
-        )
 
     def _vote(self, agreed: int, ranks: tuple[int, ...]) -> int:
         state = self.agreed[agreed]
         if not is_under_way(state):
             return -1
-        tickets = slots(state, self.policy)
-        room = Room(device=self.policy.n_device_pages, host=self.policy.n_host_pages)
-        ballots = [
-            to_wire(
-                proofs(state),
-                self.policy,
-                room=room,
-                rates=self.ranks[rank].local.rates,
-                is_healthy=True,
-                n_submissions=0,
-                seen=seen(self.ranks[rank].local, tickets),
-            )
-            for rank in ranks
-        ]
-        least = tuple(map(min, zip(*ballots, strict=True)))
+        parts = self.ranks.parts
+        wires = sorted({self.wire(agreed, parts[rank].local) for rank in ranks})
+        return self.reduce(agreed, tuple(wires))
+
+    def _reduce(self, agreed: int, wires: tuple[int, ...]) -> int:
+        """The ballot that comes back: the least of each place; those of unused slots are equal."""
+        ballots = [self.wires.value(wire) for wire in wires]
+        least, state = ballots[0], self.agreed[agreed]
+        if len(ballots) > 1:
+            n_used = N_HEADER + N_INTS * len(slots(state, self.policy))
+            used = zip(*(ballot[:n_used] for ballot in ballots), strict=True)
+            least = (*map(min, used), *least[n_used:])
         return self.ballots.number((least, agreed), lambda: (least, state))
+
+    def _wire(self, agreed: int, local: int) -> int:
+        """The ballot of a rank; `local`: all that it depends on."""
+        state, here = self.agreed[agreed], self.ranks.locals[local]
+        room = Room(device=self.policy.n_device_pages, host=self.policy.n_host_pages)
+        wire = to_wire(
+            proofs(state),
+            self.policy,
+            room=room,
+            rates=here.rates,
+            is_healthy=True,
+            n_submissions=0,
+            seen=seen(here, slots(state, self.policy)),
+        )
+        return self.wires.number(wire)
 
     def _decode(self, number: int, agreed: int, call_number: int) -> int:
         """The engine has written the KV of what it decoded into the request's own pages."""
-        rank, call = self.ranks[number], self.calls[call_number]
+        call, state = self.calls[call_number], self.agreed[agreed]
         assert isinstance(call, Finish | Retract)
-        state = self.agreed[agreed]
         attempt = state.attempt_by_rid.get(call.rid)
         request = None if attempt is None else state.requests[attempt]
         if request is None or not isinstance(request.phase, Running):
@@ -323,26 +229,12 @@ class Stage:
         for at, page in enumerate(lease.own, lease.n_shared):
             if at < written.n_pages:
                 tags[page] = tag_of(written, at)
-        device = tuple(DevicePage(p.page, tags.get(p.page, p.tag)) for p in rank.device)
-        return self.number_of_rank(evolve(rank, device=device))
+        return self.cast.written(number, tuple(tags.items()))
 
     def opening(self, puts: tuple[Put, ...], storage: Switch) -> tuple[int, tuple[int, ...]]:
         """The agreed state and the ranks with some pages in place already."""
         agreed, ranks = opened(self.policy, puts, storage, self.n_ranks)
         naming = naming_of(agreed)
-        number = self.number_of_agreed(renamed_agreed(agreed, naming, self.policy))
-        return number, tuple(self.number_of_rank(self._renamed(rank, naming)) for rank in ranks)
-
-
-def _knows(naming: Naming, rank: Rank) -> bool:
-    """Whether the agreed state still speaks of everything that moves on this rank."""
-    known = naming.names[Name.TICKET]
-    tickets = [one.ticket for one in rank.operations] + [talk.ticket for talk in rank.talks]
-    return not rank.echoes and all(ticket in known for ticket in tickets)
-
-
-P = TypeVar("P", DevicePage, HostPage)
-
-
-def _sorted(pages: tuple[P, ...]) -> tuple[P, ...]:
-    return tuple(sorted(pages, key=lambda one: one.page))
+        number = self.number_of_agreed(self.renamed_agreed(agreed, naming))
+        renamed = [self.cast.renamed(rank, naming) for rank in ranks]
+        return number, tuple(self.ranks.number_of(rank) for rank in renamed)

@@ -91,7 +91,7 @@ def stow(*, deep: bool) -> Stowing:
         ),
         limits=Limits(),
         climate=Climate(has_pieces=False, has_prompt_peer=True),
-        preamble="world page=2 device=4 host=2\nconfig write=none",
+        preamble=f"world page=2 device=4 host=2\nconfig write={'through' if deep else 'none'}",
         n_faults=3 if deep else 2,
         others=("flush device", "detach storage", "attach storage"),
         goals=(goals.READY, SHORT_WRITE),

@@ -7,13 +7,17 @@ from kvlift.models.worlds.ghost import Bench, Tag, tag_of
 
 
 def is_right(agreed: Agreed, notice: BecameReady, device: dict[DeviceHandle, Tag | None]) -> bool:
-    """Every position that the notice calls good holds what the prompt says."""
-    prompt = agreed.requests[notice.attempt].prompt
+    """Every position that the notice calls good holds what the prompt says.
+
+    What the host's own cache has is the host's affair."""
+    request = agreed.requests[notice.attempt]
+    prompt = request.prompt
     n_kept = len(notice.pages)
     if notice.n_tokens_kept is not None:
         n_kept = -(-notice.n_tokens_kept // prompt.page_tokens)
     return len(notice.pages) == prompt.n_pages and all(
-        device.get(page) == tag_of(prompt, at) for at, page in enumerate(notice.pages[:n_kept])
+        at < request.n_pages_given or device.get(page) == tag_of(prompt, at)
+        for at, page in enumerate(notice.pages[:n_kept])
     )
 
 

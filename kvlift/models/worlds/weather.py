@@ -47,6 +47,9 @@ class Climate:
     `has_pieces`: pages come one by one, too. `has_silence`: storage and prefill node may never
     answer, so that deadlines pass. `has_echoes`: reports may come twice. `has_prompt_peer`: the
     prefill node sends everything before the next tick, unless it is silent or fails.
+    `has_early_token`: the first token may come before anything was asked for. `has_stuck_writes`:
+    storage may take a write and never end it, until it is called back. `has_other_tokens`: one rank
+    may be sent another first token than the others.
     """
 
     is_calm: bool = False
@@ -55,6 +58,9 @@ class Climate:
     has_echoes: bool = False
     has_prompt_peer: bool = False
     has_silence: bool = False
+    has_early_token: bool = False
+    has_stuck_writes: bool = False
+    has_other_tokens: bool = False
     peer_failures: frozenset[PeerCause] = frozenset()
 
 
@@ -126,17 +132,14 @@ def events(rank: Rank, number: int, climate: Climate) -> Iterator[Event]:
             yield from _of_operation(rank, one, number, climate)
     for talk in rank.talks:
         yield from _of_talk(rank, talk, number, climate)
-    yield from _of_clock(rank, number, climate)
+    yield from events_of_clock(rank, number, climate)
 
 
 def _of_operation(rank: Rank, one: Operation, number: int, climate: Climate) -> Iterator[Event]:
     where = f"rank={number}"
-    if (
-        one.doing in (Doing.LOOKUP, Doing.READ)
-        and not one.is_silent
-        and not one.is_cancelled
-        and climate.has_silence
-    ):
+    may_stick = one.doing is Doing.PERSIST and climate.has_stuck_writes
+    may_stick |= one.doing in (Doing.LOOKUP, Doing.READ) and climate.has_silence
+    if may_stick and not one.is_silent and not one.is_cancelled:
         silent = with_operation(rank, one, evolve(one, is_silent=True))
         yield Event(label=f"# storage may never answer {{name}} any more, {where}",
                     ticket=one.ticket, after=silent, cost=1)  # fmt: skip
@@ -164,7 +167,7 @@ def _of_work(rank: Rank, one: Operation, number: int, climate: Climate) -> Itera
     if is_read and climate.has_pieces and one.n_done == 0 and n_most > 1:
         piece = with_operation(_with_tags(rank, one, 1), one, evolve(one, n_done=1))
         yield event("# page 1 of the read of {name} comes,", piece)
-    if is_read and one.is_cancelled and one.n_done < n_most:
+    if one.is_cancelled and one.n_done < n_most:
         yield event(f"land {what} pages={one.n_done}", landed(rank, one, one.n_done), fair)
     if climate.has_failures and n_most > one.n_done and not one.is_cancelled:
         for n_good in sorted({one.n_done, n_most - 1}):
@@ -187,6 +190,14 @@ def _of_talk(rank: Rank, talk: Talk, number: int, climate: Climate) -> Iterator[
 
     fair = None if talk.is_silent else f"prefill node of rank {number}"
     is_late = talk.is_aborted or talk.failed is not None
+    if climate.has_early_token and not (talk.is_asked or talk.has_token or is_late):
+        early = evolve(talk, has_token=True)
+        yield event("# the first token of {name} comes before it is asked for,", early)
+    if climate.has_other_tokens and not (talk.has_other_token or talk.has_token):
+        other = evolve(talk, has_other_token=True)
+        yield event("# the first token of {name} will be another one,", other, None, 1)
+    if climate.has_echoes and talk.n_told and not talk.is_echoing:
+        yield event("again peer {name}", evolve(talk, is_echoing=True), None, 1)
     is_at_once = climate.has_prompt_peer and not talk.is_silent
     if talk.is_asked and not is_late and not is_at_once and (n_left or not talk.has_token):
         all_here = evolve(talk, n_landed=talk.n_landed + n_left, has_token=True)
@@ -224,7 +235,7 @@ def _arrived(rank: Rank, before: Talk, after: Talk) -> Rank:
     return with_talk(evolve(rank, device=device), before, after)
 
 
-def _of_clock(rank: Rank, number: int, climate: Climate) -> Iterator[Event]:
+def events_of_clock(rank: Rank, number: int, climate: Climate) -> Iterator[Event]:
     """Where nothing comes any more a deadline passes in the end: the ranks' clocks differ, and so
     do the beginnings, so any one may be first. What waits for its turn may also run late."""
     silent = [one.ticket for one in rank.operations if one.is_silent and one.landed is None]
@@ -287,6 +298,7 @@ def delivered(rank: Rank, climate: Climate) -> tuple[Rank, list[Landed]]:
                     n_told=talk.n_landed,
                     is_token_told=talk.has_token,
                     is_failure_told=talk.failed is not None,
+                    is_echoing=False,
                 )
             )
     after = evolve(rank, operations=tuple(running), talks=tuple(talks), echoes=(), expired=())
@@ -300,10 +312,10 @@ def _at_once(talk: Talk) -> Talk:
 
 
 def _said(talk: Talk) -> Iterator[Landed]:
-    if talk.n_landed > talk.n_told:
+    if talk.n_landed > talk.n_told or talk.is_echoing:
         yield PagesArrived(talk.ticket, talk.n_landed)
     if talk.has_token and not talk.is_token_told:
-        yield TokenArrived(talk.ticket, TOKEN, 0.0)
+        yield TokenArrived(talk.ticket, TOKEN + talk.has_other_token, 0.0)
     if talk.failed is not None and not talk.is_failure_told:
         yield PeerFailed(talk.ticket, talk.failed, "the prefill node fails")
     if talk.has_let_go:
