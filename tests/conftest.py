@@ -22,7 +22,8 @@ else:
     hypothesis.settings.load_profile("kvlift")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    _leave_out_deep(config, items)
     on_gpu = [item for item in items if item.get_closest_marker("gpu")]
     if not on_gpu:
         return
@@ -32,3 +33,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return
     for item in on_gpu:
         item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+def _leave_out_deep(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Minutes long, so they run only where `-m` names them: `make deep`."""
+    if "deep" in config.option.markexpr:
+        return
+    deep = [item for item in items if item.get_closest_marker("deep")]
+    if deep:
+        config.hook.pytest_deselected(items=deep)
+        items[:] = [item for item in items if item not in deep]

@@ -1,14 +1,41 @@
 """`kvlift explain`: one request's life in plain words."""
 
 from pathlib import Path
+from typing import Final
 
 import attrs
 import click
 
 from kvlift.cli.output import fail, json_option, print_json
 from kvlift.cli.replay import journal_lines
+from kvlift.core.submission import Submit
 from kvlift.runtime.explain import explain as explained
+from kvlift.runtime.journal_lines import TickLine
+from kvlift.runtime.journal_read import JournalReader
 from kvlift.runtime.log import plain
+
+RIDS_SHOWN_MAX: Final = 10
+
+
+def _named_in(journal: Path) -> str:
+    """Which requests it does name, as far as they fit on a line."""
+    rids: dict[str, None] = {}
+    n_more = 0
+    with journal_lines(journal) as lines:
+        reader = JournalReader.of(lines)
+        for line in reader:
+            for value in line.calls if isinstance(line, TickLine) else ():
+                call = reader.call(value)
+                if not isinstance(call, Submit) or call.rid in rids:
+                    continue
+                if len(rids) < RIDS_SHOWN_MAX:
+                    rids[call.rid] = None
+                else:
+                    n_more += 1
+    if not rids:
+        return "it names none"
+    more = f" and {n_more} more" if n_more else ""
+    return f"it names {', '.join(plain(rid) for rid in rids)}{more}"
 
 
 @click.command("explain")
@@ -27,7 +54,7 @@ def explain(journal: Path, rid: str, *, as_json: bool) -> None:
     with journal_lines(journal) as lines:
         told = explained(lines, rid)
     if not told:
-        fail(f"{journal} does not name a request {plain(rid)!r}: look at its Submit calls")
+        fail(f"{journal} does not name a request {plain(rid)!r}; {_named_in(journal)}")
     if as_json:
         print_json({"events": [attrs.asdict(one) for one in told]})
         return

@@ -4,19 +4,16 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TextIO
 
 import click
+import msgspec
+from click.core import ParameterSource
 
-from kvlift.cli.output import (
-    fail,
-    json_option,
-    only_the_answer_on_stdout,
-    print_json,
-    say,
-)
+from kvlift.cli.output import fail, json_option, only_the_answer_on_stdout, say
 
 if TYPE_CHECKING:
     from kvlift.runtime.worker.launch import Cluster
@@ -82,7 +79,12 @@ def _running(settings: "WorkerSettings") -> "Iterator[Cluster]":
         yield cluster
 
 
-async def _served(cluster: "Cluster", listening: socket.socket, address: str) -> str:
+async def _served(
+    cluster: "Cluster",
+    listening: socket.socket,
+    address: str,
+    tell_ready: Callable[[str], None],
+) -> str:
     """Serve until the worker dies; the reason. Ends by cancellation otherwise."""
     import uvicorn
 
@@ -94,15 +96,20 @@ async def _served(cluster: "Cluster", listening: socket.socket, address: str) ->
     server = uvicorn.Server(
         uvicorn.Config(app, log_level="warning", lifespan="off", timeout_graceful_shutdown=2)
     )
+    is_prefill = cluster.settings.role == "prefill"
     serving = asyncio.create_task(server.serve(sockets=[listening]))
     try:
         while not server.started and not serving.done():  # noqa: ASYNC110 - a field is all it tells
             await asyncio.sleep(0.01)
-        say(f"ready {address}")
+        tell_ready(address)
         n_restarts = 0
         while not cluster.died.is_set() and not serving.done():
             await asyncio.sleep(LOOK_S)
-            if cluster.prefill_died.is_set() and n_restarts < PREFILL_RESTARTS_MAX:
+            if (
+                not is_prefill
+                and cluster.prefill_died.is_set()
+                and n_restarts < PREFILL_RESTARTS_MAX
+            ):
                 n_restarts += 1
                 say(f"the prefill process has died; starting it again ({n_restarts})")
                 await asyncio.to_thread(cluster.restart_prefill)
@@ -167,8 +174,10 @@ def serve(
 ) -> None:
     """Run the reference worker: SGLang's and OpenAI's HTTP routes over prefill and decode.
 
-    Prints `ready http://...` on standard error when it answers. The secret that a prefill node and
-    a decode worker share comes from the environment variable KVLIFT_SECRET.
+    Prints `ready http://...` on standard error when it answers; with --json, one JSON value with
+    the addresses on standard output at that moment. A prefill node speaks HTTP (/health,
+    /server_info) where --port is given. The secret that a prefill node and a decode worker share
+    comes from the environment variable KVLIFT_SECRET.
     """
     folder = str(storage_folder.absolute()) if storage_folder else ""
     settings = _settings(
@@ -177,29 +186,37 @@ def serve(
         peers=tuple(peers),
         **options,
     )
+    asked = click.get_current_context().get_parameter_source("port")
+    has_http = settings.role != "prefill" or asked is not ParameterSource.DEFAULT
+    told_to = sys.stdout if as_json else None
     with only_the_answer_on_stdout(as_json=as_json), contextlib.ExitStack() as stack:
-        listening = stack.enter_context(_listening(host, port)) if _has_http(settings) else None
+        listening = stack.enter_context(_listening(host, port)) if has_http else None
         cluster = stack.enter_context(_running(settings))
-        reason = _until_the_end(cluster, listening, host)
-    if as_json:
-        print_json({"ended": reason})
+        reason = _until_the_end(cluster, listening, host, told_to)
     click.echo(f"kvlift: {reason}", err=True)
     raise click.exceptions.Exit(1)
 
 
-def _has_http(settings: "WorkerSettings") -> bool:
-    return settings.role != "prefill"
-
-
-def _until_the_end(cluster: "Cluster", listening: socket.socket | None, host: str) -> str:
+def _until_the_end(
+    cluster: "Cluster", listening: socket.socket | None, host: str, told_to: TextIO | None
+) -> str:
     """Why the worker has ended by itself; Ctrl-C goes through as `KeyboardInterrupt`."""
+    settings = cluster.settings
+    prefill = settings.prefill_bind if settings.role == "prefill" else None
+
+    def tell_ready(http: str | None) -> None:
+        say(f"ready {' '.join(filter(None, (prefill, http)))}")
+        if told_to is not None:
+            answer = {"role": settings.role, "http": http, "prefill": prefill, "pid": os.getpid()}
+            click.echo(msgspec.json.encode(answer), file=told_to)
+
     if listening is None:
-        say(f"ready {cluster.settings.prefill_bind}")
+        tell_ready(None)
         cluster.died.wait()
         return cluster.fault
     shown = f"[{host}]" if ":" in host else host
     address = f"http://{shown}:{listening.getsockname()[1]}"
-    serving = cluster.start(_served(cluster, listening, address))
+    serving = cluster.start(_served(cluster, listening, address, tell_ready))
     try:
         return serving.result()
     except BaseException:

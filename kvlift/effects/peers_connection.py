@@ -6,7 +6,6 @@ read the node's last word about a request (a connection is FIFO), nothing is wri
 """
 
 import enum
-import zlib
 from collections import deque
 
 import zmq
@@ -16,6 +15,7 @@ from zmq.utils.monitor import recv_monitor_message
 from kvlift.core.ids import Attempt, Rid
 from kvlift.core.landed import PagesArrived, PeerCause, PeerFailed, PeerLetGo, TokenArrived
 from kvlift.effects import wire
+from kvlift.effects.checksum import crc32
 from kvlift.effects.peers_conversation import Conversation
 from kvlift.effects.peers_settings import Shared
 from kvlift.effects.wire_io import Socket, frames_of_next, views
@@ -228,7 +228,7 @@ class Connection:
         device_page = conversation.place_of(page.position)
         if device_page is None:
             return
-        if zlib.crc32(payload) != page.crc32:
+        if crc32(payload) != page.crc32:
             self._fail(conversation, PeerCause.LOST, f"page {page.position} was damaged")
             return
         self._shared.memory.write_page(device_page, payload)

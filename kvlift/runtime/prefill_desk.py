@@ -6,13 +6,13 @@ request is queued that an abort could not stop.
 """
 
 import logging
-import zlib
 from collections import deque
 
 from attrs import define, field
 
 from kvlift.core.prompt import Prompt
 from kvlift.effects import wire
+from kvlift.effects.checksum import crc32
 from kvlift.effects.wire_io import QuietLog, Socket
 from kvlift.runtime.prefill_ports import Limits, Outlet, PageSource
 from kvlift.runtime.prefill_requests import How, Key, Request, Side, SideState, StagedPage
@@ -300,7 +300,7 @@ class Desk:
             said = f"decode pages have {session.hello.page_bytes} bytes, prefill {data.nbytes}"
             self._reject(request, said)
             return None
-        message = wire.Page(*request.key, position=position, crc32=zlib.crc32(data))
+        message = wire.Page(*request.key, position=position, crc32=crc32(data))
         return StagedPage(message, data)
 
     # -- time and endings ----------------------------------------------------------------------

@@ -52,6 +52,9 @@ EFFECTS: Final = (
     "ClosePeer",
     "ForgetStorage",
 )
+N_WANTED_MAX: Final = 65_536
+"""Pages in one `wants`: each of them is a number in a set."""
+
 TIER_COUNTS: Final = ("free", "cached", "owned", "draining", "reserved")
 SOURCES: Final = ("device", "host", "storage", "peer", "recompute")
 
@@ -145,12 +148,16 @@ def _wanted(words: Words) -> frozenset[int]:
     if word == "nothing":
         return frozenset()
     pages: set[int] = set()
+    n_named = 0
     for part in word.split(","):
         start, colon, stop = part.partition(":")
         first = words.parsed_number(start, "a page")
         last = words.parsed_number(stop, "a page") if colon else first + 1
         if last < first:
             words.fail(f"{part!r} ends before it begins")
+        n_named += last - first
+        if n_named > N_WANTED_MAX:
+            words.fail(f"more than {N_WANTED_MAX} pages are named here")
         pages.update(range(first, last))
     return frozenset(pages)
 

@@ -31,6 +31,7 @@ from kvlift.effects.stores.page_file import FORMAT_VERSION
 
 MARKER: Final = "kvlift-store.json"
 FORMAT: Final = "kvlift file store"
+MARKER_BYTES_MAX: Final = 4096
 ORPHAN_AGE_S: Final = 3600.0
 """Age at which a temporary file of another machine, whose processes can't be seen, is an orphan."""
 
@@ -78,8 +79,8 @@ class Folder:
 
     def is_store(self) -> bool:
         try:
-            found = json.loads((self.root / MARKER).read_bytes()[:4096])
-        except (OSError, ValueError):
+            found = json.loads(_beginning(self.root / MARKER))
+        except (OSError, ValueError, RecursionError):
             return False
         return isinstance(found, dict) and found.get("format") == FORMAT
 
@@ -200,6 +201,16 @@ def _alive_elsewhere(pid: int) -> int:
     except PermissionError:
         return 0
     return 0
+
+
+def _beginning(path: Path) -> bytes:
+    """The first bytes of a regular file, however long it is; nothing of anything else."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | _OPEN_SAFE)
+    try:
+        is_file = stat.S_ISREG(os.fstat(descriptor).st_mode)
+        return os.read(descriptor, MARKER_BYTES_MAX) if is_file else b""
+    finally:
+        os.close(descriptor)
 
 
 def _entries(folder: str) -> Iterator["os.DirEntry[str]"]:

@@ -18,7 +18,31 @@ from attrs import define, field
 from kvlift.runtime.worker.settings import ProcessOrders
 
 LINES_KEPT: Final = 40
+SAME_WITHIN_S: Final = 10.0
 PACKAGE_ROOT: Final = Path(__file__).resolve().parents[3]
+
+
+@define(eq=False)
+class Voices:
+    """What all children say goes to standard error, in whole lines, since they speak at once.
+
+    What one rank has said of itself a moment ago, another need not say in full again."""
+
+    _lock: threading.Lock = field(factory=threading.Lock, init=False)
+    _said: dict[str, tuple[str, float]] = field(factory=dict, init=False)
+
+    def say(self, name: str, line: str) -> None:
+        words = line.removeprefix(f"{name}: ")
+        now_s = time.monotonic()
+        with self._lock:
+            if words != line:
+                before, at_s = self._said.get(words, ("", 0.0))
+                if before not in ("", name) and now_s - at_s < SAME_WITHIN_S:
+                    line = f"{name}: the same as {before}"
+                else:
+                    self._said = {words: (name, now_s)}
+            sys.stderr.write(f"{line}\n")
+            sys.stderr.flush()
 
 
 @define(eq=False)
@@ -30,6 +54,7 @@ class Child:
     module: str
     orders: ProcessOrders
     on_death: "Callable[[Child, str], None]"
+    voices: Voices
     is_ending: bool = field(default=False, init=False)
     popen: "subprocess.Popen[bytes]" = field(init=False)
     _lines: deque[str] = field(factory=lambda: deque(maxlen=LINES_KEPT), init=False)
@@ -75,9 +100,7 @@ class Child:
         for raw in self.popen.stderr:
             line = raw.decode(errors="replace").rstrip()
             self._lines.append(line)
-            # In one piece: other children's lines come at the same time.
-            sys.stderr.write(f"{line}\n")
-            sys.stderr.flush()
+            self.voices.say(self.name, line)
         code = self.popen.wait()
         if not self.is_ending:
             self.on_death(self, self.reason(code))

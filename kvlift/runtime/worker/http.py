@@ -98,11 +98,16 @@ async def _expected(_http: HttpRequest, error: Exception) -> Response:
 
 async def _no_such_route(http: HttpRequest, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 500
-    return error_response(f"{http.method} {http.url.path}: {error}", status)
+    return error_response(f"{http.method} {_path(http)}: {error}", status)
+
+
+def _path(http: HttpRequest) -> str:
+    """As the server has decoded it; `http.url` would read the query, too, which may be no UTF-8."""
+    return str(http.scope["path"])
 
 
 async def _unexpected(http: HttpRequest, error: Exception) -> Response:
-    LOG.error("%s %s failed", http.method, http.url.path, exc_info=error)
+    LOG.error("%s %s failed", http.method, _path(http), exc_info=error)
     return error_response("the server failed; its log says why", 500)
 
 

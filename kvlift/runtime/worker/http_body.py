@@ -29,6 +29,8 @@ NAME_CHARACTERS_MAX: Final = 1024
 STOP_TEXTS_MAX: Final = 16
 STOP_CHARACTERS_MAX: Final = 1024
 CLIENT_CLOSED_REQUEST: Final = 499
+MESSAGE_CHARACTERS_MAX: Final = 1000
+"""Of an error: a message may quote what the client has sent, and that may be long."""
 
 
 @frozen(kw_only=True)
@@ -66,7 +68,7 @@ def error_response(message: str, status: int, *, kind: str | None = None) -> Res
     ours = {429: "rate_limit_error"} | dict.fromkeys((400, 404, 405, 413), "invalid_request_error")
     body = {
         "error": {
-            "message": message,
+            "message": message[:MESSAGE_CHARACTERS_MAX],
             "type": kind or ours.get(status, "server_error"),
             "param": None,
             "code": status,

@@ -10,13 +10,10 @@ import asyncio
 import concurrent.futures
 import contextlib
 import secrets
-import shutil
-import tempfile
 import threading
 import time
 from collections import deque
 from collections.abc import Coroutine, Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
@@ -26,7 +23,7 @@ from attrs import define, field, frozen
 
 from kvlift.effects.ranks_gloo import open_store
 from kvlift.runtime.config import ConfigError
-from kvlift.runtime.worker.children import Child, end_all
+from kvlift.runtime.worker.children import Child, Voices, end_all
 from kvlift.runtime.worker.front import Line, RemoteEngine
 from kvlift.runtime.worker.generation import CachedTokens, EngineDownError, Finish, Request
 from kvlift.runtime.worker.layouts import whole_layout
@@ -37,7 +34,9 @@ from kvlift.runtime.worker.messages import (
     StorageSwitched,
     Verifying,
 )
+from kvlift.runtime.worker.preconditions import device_fault, memory_bytes, memory_fault
 from kvlift.runtime.worker.rank_ports import driver_config
+from kvlift.runtime.worker.run_folder import RunFolder
 from kvlift.runtime.worker.settings import ProcessOrders, WorkerSettings
 
 Result = TypeVar("Result")
@@ -95,7 +94,8 @@ class Cluster:
     _loop: asyncio.AbstractEventLoop = field(init=False)
     _thread: threading.Thread = field(init=False)
     _context: "zmq.asyncio.Context" = field(init=False)
-    _folder: Path = field(init=False)
+    _folder: RunFolder = field(init=False)
+    _voices: Voices = field(factory=Voices, init=False)
     _store: dist.TCPStore | None = field(default=None, init=False)
     _n_starts: int = field(default=0, init=False)
     _weights_name: str = field(default="", init=False)
@@ -103,7 +103,7 @@ class Cluster:
     _done: deque[Generation] = field(factory=lambda: deque(maxlen=REQUESTS_KEPT), init=False)
 
     def __enter__(self) -> Self:
-        fault = self.settings.faults()
+        fault = self.settings.faults() or device_fault(self.settings)
         if fault is not None:
             raise ClusterRefusedError(fault)
         source = ModelSource(self.settings.model, self.settings.seed)
@@ -116,9 +116,12 @@ class Cluster:
                 raise ClusterRefusedError(str(error)) from error
         self._weights_name = source.weights_name()
         self._page_bytes = whole_layout(config, self.settings.page_tokens).page_bytes
+        fault = memory_fault(self.settings, self._page_bytes, memory_bytes())
+        if fault is not None:
+            raise ClusterRefusedError(fault)
         if not self.secret and self.settings.role == "both":
             self.secret = secrets.token_hex(32)
-        self._folder = Path(tempfile.mkdtemp(prefix="kvlift-"))
+        self._folder = RunFolder.made()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="cluster", daemon=True)
         self._thread.start()
@@ -160,7 +163,7 @@ class Cluster:
             self._thread.join(END_S)
             self._loop.close()
             self._context.destroy(linger=0)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.remove()
 
     async def _close_lines(self) -> None:
         self.engine.end_all("the worker is being closed")
@@ -310,7 +313,7 @@ class Cluster:
         self.prefill_died.clear()
         if old is not None:
             self.run(old.close())
-        self.prefill = Child("prefill", PREFILL_MODULE, self._orders(0, line, ""), self._on_death)
+        self.prefill = self._child(PREFILL_MODULE, line, self._orders(0, line, ""))
 
     def _start_ranks(self) -> None:
         self._store = self._store or open_store()
@@ -321,19 +324,22 @@ class Cluster:
         self.fault = ""
         self.died.clear()
         self.ranks = [
-            Child(line.name, RANK_MODULE, self._orders(rank, line, group), self._on_death)
+            self._child(RANK_MODULE, line, self._orders(rank, line, group))
             for rank, line in enumerate(lines)
         ]
 
+    def _child(self, module: str, line: Line, orders: ProcessOrders) -> Child:
+        return Child(line.name, module, orders, self._on_death, self._voices)
+
     def _orders(self, rank: int, line: Line, group: str) -> ProcessOrders:
-        own = self.settings.prefill_bind or f"ipc://{self._folder / 'prefill.wire'}"
+        own = self.settings.prefill_bind or f"ipc://{self._folder.path / 'prefill.wire'}"
         reachable = own.replace("tcp://0.0.0.0:", "tcp://127.0.0.1:").replace(
             "tcp://*:", "tcp://127.0.0.1:"
         )
         return ProcessOrders(
             settings=self.settings,
             rank=rank,
-            run_folder=str(self._folder),
+            run_folder=str(self._folder.path),
             channel=line.address,
             store_port=self._store.port if self._store is not None else 0,
             group=group,
@@ -343,7 +349,8 @@ class Cluster:
         )
 
     async def _line(self, name: str) -> Line:
-        address = f"ipc://{self._folder / (name.replace(' ', '-') + '-' + secrets.token_hex(4))}"
+        socket = f"{name.replace(' ', '-')}-{secrets.token_hex(4)}"
+        address = f"ipc://{self._folder.path / socket}"
         is_head = name == "rank 0"
         heed = self.engine.take_outputs if is_head else (lambda _outputs: None)
         return Line.opened(self._context, name, address, heed)

@@ -203,6 +203,7 @@ def work(orders: ProcessOrders, stop: threading.Event) -> None:
         model=f"{config.name}/{orders.weights_name}",
         secret=secret,
         lease_s=settings.lease_s,
+        requests_max=settings.n_requests_held_max,
         on_change=waker.wake,
     ) as node:
         info: dict[str, object] = {"role": "prefill", "address": node.address}

@@ -123,7 +123,7 @@ def open_ports(
     settings = orders.settings
     layout = rank_layout(model, settings.page_tokens, settings.n_ranks)
     memory = LayeredMemory.allocate(layout, settings.device_pages, settings.device)
-    pool = HostPool(max(1, settings.host_pages), layout.page_bytes)
+    pool = _pool(max(1, settings.host_pages), layout.page_bytes)
     received = CountedMemory(memory)
     ranks = CountedRanks(_ranks(orders, config))
     store = None
@@ -148,6 +148,7 @@ def open_ports(
         lease_s=settings.lease_s,
         peer_dead_s=settings.peer_dead_s,
         heartbeat_s=min(1.0, settings.peer_dead_s / 4),
+        requests_per_peer_max=settings.n_requests_held_max,
         on_landed=on_landed,
     )
     ports = Ports(
@@ -158,6 +159,17 @@ def open_ports(
         store=store,
     )
     return RankPorts(ports, memory, received, ranks, pool)
+
+
+def _pool(n_pages: int, page_bytes: int) -> HostPool:
+    """Raises `MemoryError` with a sentence where the memory is not to be had."""
+    try:
+        return HostPool(n_pages, page_bytes)
+    except (OSError, RuntimeError) as error:
+        raise MemoryError(
+            f"no memory for {n_pages} host pages of {page_bytes} bytes "
+            f"({error}): lower --host-pages (host_pages)"
+        ) from None
 
 
 def _copies(pool: HostPool, memory: LayeredMemory, on_landed: Callable[[], None]) -> Copies:

@@ -7,6 +7,8 @@ import msgspec
 
 ADDRESS: Final = re.compile(r"tcp://[^/\s]+:(\d{1,5}|\*)|ipc://\S+")
 
+REQUESTS_HELD_MIN: Final = 4_096
+
 Role = Literal["both", "prefill", "decode"]
 
 
@@ -48,6 +50,11 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     lease_s: float = 30.0
     peer_dead_s: float = 5.0
     driver: dict[str, object] = {}
+
+    @property
+    def n_requests_held_max(self) -> int:
+        """What either end of the wire holds at a time: no less than the queue takes."""
+        return max(REQUESTS_HELD_MIN, self.n_requests_max)
 
     def faults(self) -> str | None:
         """A sentence about the first value that cannot work, or None."""
