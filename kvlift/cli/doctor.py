@@ -29,7 +29,9 @@ EXTRAS: Final = {
     "metrics": ("prometheus_client",),
     "serve": ("starlette", "uvicorn", "tokenizers", "safetensors", "jinja2"),
     "demo": ("matplotlib",),
+    "fast": ("zlib_ng",),
     "check": ("hypothesis", "scipy", "coverage"),
+    "fuzz": ("atheris",),
 }
 PAGE_BYTES: Final = 1 << 20
 N_PAGES: Final = 8

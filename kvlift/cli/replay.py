@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 
 import click
@@ -11,18 +12,48 @@ import msgspec
 from kvlift.cli.output import end, fail, json_option, print_json, say
 from kvlift.core.agreed import Agreed
 from kvlift.core.counts import device_counts, host_counts
-from kvlift.runtime.journal_read import JournalError, file_lines
+from kvlift.runtime.journal_file import earlier
+from kvlift.runtime.journal_read import JournalError, file_lines, header_in
 from kvlift.runtime.perfetto import trace
 from kvlift.runtime.replay import ReplayResult
 from kvlift.runtime.replay import replay as replayed
 
 
+def parts_of(journal: Path) -> list[Path]:
+    """The files of one journal up to this one, the first part first. Raises `OSError`."""
+    header = header_in(journal)
+    paths = [journal]
+    while header is not None and header.part > 1:
+        before = _before(paths[0])
+        older = header_in(before) if before.exists() else None
+        is_next = older is not None and older.begun_ns == header.begun_ns
+        if older is None or not is_next or older.part != header.part - 1:
+            break
+        paths.insert(0, before)
+        header = older
+    return paths
+
+
+def _before(path: Path) -> Path:
+    """`run.ndjson.1` for `run.ndjson`, `run.ndjson.3` for `run.ndjson.2`."""
+    stem, _dot, number = path.name.rpartition(".")
+    if number.isdecimal() and stem:
+        return path.with_name(f"{stem}.{int(number) + 1}")
+    return earlier(path, 1)
+
+
+def _lines_of(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        yield from file_lines(file)
+
+
 @contextmanager
 def journal_lines(journal: Path) -> Iterator[Iterator[bytes]]:
-    """The lines of a journal; whatever is wrong with it ends the command with one sentence."""
+    """The lines of a journal; whatever is wrong with it ends the command with one sentence.
+
+    Of one that has grown beyond a file, the earlier parts that are still there come first."""
     try:
-        with journal.open("rb") as file:
-            yield file_lines(file)
+        yield chain.from_iterable(_lines_of(path) for path in parts_of(journal))
     except OSError as error:
         fail(f"{journal}: {error.strerror}; name a journal that can be read")
     except JournalError as error:
@@ -60,6 +91,7 @@ def replay(journal: Path, *, upto: int | None, perfetto: Path | None, as_json: b
                 "requests": result.requests,
                 "identical": result.identical,
                 "first_difference": result.first_difference,
+                "raised": result.raised,
             }
         )
     else:
@@ -75,6 +107,8 @@ def _print(result: ReplayResult, *, show_state: bool) -> None:
         click.echo("all decisions are the same")
     else:
         click.echo(f"first difference: {result.first_difference}")
+    if result.raised is not None:
+        click.echo(result.raised)
     if show_state and result.last is not None:
         _print_state(result.last)
 

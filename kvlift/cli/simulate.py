@@ -13,6 +13,7 @@ from typing import IO, Final
 
 import click
 import msgspec
+from attrs import frozen
 
 from kvlift.cli.output import (
     end,
@@ -25,12 +26,14 @@ from kvlift.cli.output import (
     table_console,
 )
 from kvlift.runtime.demo.trace import TraceError
+from kvlift.testing.sim.cast import CannotBeTold
 from kvlift.testing.sim.command import command_of
 from kvlift.testing.sim.faults import KINDS
 from kvlift.testing.sim.plan import N_TICKS, Options
 from kvlift.testing.sim.report import Report
 from kvlift.testing.sim.run import Result, Violation
 from kvlift.testing.sim.shrink import shrunk
+from kvlift.testing.sim.story import story_of
 from kvlift.testing.sim.worker import SimJob, results
 from kvlift.testing.sim.workload import trace_window
 
@@ -99,6 +102,11 @@ def _kinds(_ctx: click.Context, _param: click.Parameter, text: str) -> tuple[str
     show_default=True,
     help="Play each n-th seed twice: it must decide the same. 0: none.",
 )
+@click.option(
+    "--stories",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="Folder for stories of violations; by default the system's for temporary files.",
+)
 @json_option
 def simulate(
     *,
@@ -111,12 +119,14 @@ def simulate(
     trace: Path | None,
     requests: int | None,
     repeat_every: int,
+    stories: Path | None,
     as_json: bool,
 ) -> None:
     """Run seeded simulations of the whole runtime, with faults.
 
     One seed is one run: ranks, clocks, stores, prefill nodes and a scheduler. Ends with 1 if a
-    checker objects, and prints the seed, the tick, and the command that plays the run again.
+    checker objects, and prints the seed, the tick, the command that plays the run again, and the
+    path of a story that shows the same, where one could be made.
     """
     options = Options(
         n_ticks=ticks,
@@ -132,7 +142,7 @@ def simulate(
             if trace is not None:
                 trace_window(str(trace), first)
             report = _play(range(first, first + n_seeds), options, jobs, repeat_every)
-            told = _violations(report, options)
+            told = _violations(report, options, stories)
         except (TraceError, SimulationFailed) as error:
             fail(str(error))
     if as_json:
@@ -217,36 +227,64 @@ def _hear(process: "subprocess.Popen[bytes]", heard: "SimpleQueue[Result | None]
         heard.put(None)
 
 
-def _violations(report: Report, options: Options) -> list[dict[str, object]]:
+@frozen
+class Small:
+    """What was made of a violation: a shorter command, and a story's path or why there is none."""
+
+    command: str | None = None
+    story: str | None = None
+    no_story: str | None = None
+
+
+def _violations(report: Report, options: Options, folder: Path | None) -> list[dict[str, object]]:
     """Every violation with the command that plays its run again, the first ones made smaller."""
     told: list[dict[str, object]] = []
     by_seed: dict[int, list[Violation]] = {}
     for violation in report.violations:
         by_seed.setdefault(violation.seed, []).append(violation)
     for number, (seed, violations) in enumerate(by_seed.items()):
-        smaller = None
-        if number < N_SHRUNK_MAX and not violations[0].claim.startswith("determinism"):
-            smaller = _made_smaller(seed, options)
+        small = Small(no_story=f"only the first {N_SHRUNK_MAX} seeds are told as stories")
+        if number < N_SHRUNK_MAX:
+            small = _made_smaller(seed, options, folder)
         told += [
             {
                 "seed": seed,
                 "tick": violation.tick,
                 "claim": violation.claim,
                 "command": command_of(seed, options),
-                "smaller": smaller,
+                "smaller": small.command,
+                "story": small.story,
+                "no_story": small.no_story,
             }
             for violation in violations
         ]
     return told
 
 
-def _made_smaller(seed: int, options: Options) -> str | None:
-    """The command of a smaller run with the same violation."""
+def _made_smaller(seed: int, options: Options, folder: Path | None) -> Small:
+    """A smaller run with the same violation, and a story that shows it."""
     [result] = results(SimJob(seeds=(seed,), options=options))
     if not result.violations:
-        return None
+        return Small(no_story="the run is sound when it is played again")
     found = shrunk(result, options)
-    return None if found.options == options else command_of(seed, found.options)
+    command = None if found.options == options else command_of(seed, found.options)
+    try:
+        story = story_of(seed, found.options)
+    except CannotBeTold as reason:
+        return Small(command, no_story=str(reason))
+    return Small(command, story=_written(seed, story.text, folder))
+
+
+def _written(seed: int, text: str, folder: Path | None) -> str:
+    """The path of a new file, private like all that holds what was played."""
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", prefix=f"seed-{seed}-", suffix=".story", dir=folder, delete=False
+        ) as file:
+            file.write(text)
+    except OSError as error:
+        fail(f"{folder}: {error.strerror}; name a folder for stories that can be written")
+    return file.name
 
 
 def _print(report: Report, told: Sequence[dict[str, object]]) -> None:
@@ -265,3 +303,7 @@ def _print(report: Report, told: Sequence[dict[str, object]]) -> None:
         console.print(f"  {violation['command']}")
         if violation["smaller"] is not None:
             console.print(f"  smaller: {violation['smaller']}")
+        if violation["story"] is not None:
+            console.print(f"  story: kvlift story {violation['story']}")
+        else:
+            console.print(f"  no story: {violation['no_story']}")

@@ -54,6 +54,8 @@ class Config:
     `decode_reserve_pages`: pages kept for the growth of each running request.
     `ballot_deadline_ms`: how long a tick waits for a late rank before it reports which one is late.
     `idle_ballots`: for hosts that promise the order of submissions but not the tick.
+    `device_tier`: off for hosts whose own cache owns the device's pages (decision 0015).
+    `journal_bytes_max`: of one file; with `journal_files_max` of them, the bound on the disk.
     """
 
     page_tokens: int = _positive(64)
@@ -82,10 +84,13 @@ class Config:
     ballot_slots: int = field(default=256, validator=_count(8, 65_536))
     ballot_deadline_ms: int = _positive(10_000)
     idle_ballots: Switch = field(default=Switch.OFF, converter=Switch)
+    device_tier: Switch = field(default=Switch.ON, converter=Switch)
     requests_max: int = _positive(65_536)
     journal: JournalMode = field(default=JournalMode.OFF, converter=JournalMode)
     journal_path: str = field(default="", validator=attrs.validators.instance_of(str))
     journal_ring_ticks: int = _positive(10_000)
+    journal_bytes_max: int = field(default=1 << 30, validator=_count(1 << 16, 1 << 40))
+    journal_files_max: int = field(default=4, validator=_count(1, 1000))
     close_deadline_ms: int = _positive(10_000)
 
     def __attrs_post_init__(self) -> None:
@@ -136,6 +141,7 @@ class Config:
             cost_threshold_percent=self.cost_threshold_percent,
             lookups_again_max=self.lookups_again_max,
             ballot_slots=self.ballot_slots,
+            device_tier=self.device_tier,
         )
 
     def limits(self) -> Limits:

@@ -40,7 +40,7 @@ from kvlift.runtime.divergence import explained
 from kvlift.runtime.errors import DriverClosed, RequestLeaving, UnknownRequest
 from kvlift.runtime.inbox import Inbox
 from kvlift.runtime.interpret import Ports
-from kvlift.runtime.observer import Adoption, Observer, SilentObserver
+from kvlift.runtime.observer import Adoption, Observer, Round, SilentObserver
 from kvlift.runtime.rank_half import RankHalf
 from kvlift.runtime.snapshot import Snapshot, snapshot_of
 from kvlift.runtime.telling import tick_of
@@ -180,17 +180,27 @@ class Driver:
         if self._is_closed:
             raise DriverClosed
         self._observer.began()
-        half, now_ns = self._half, self._half.ports.clock.now_ns()
+        done = Round(self._half.ports.clock.now_ns())
+        try:
+            return self._tick(done)
+        except Exception as error:
+            self._observer.raised(self.state, done, error)
+            raise
+
+    def _tick(self, done: Round) -> Tick:
+        half, now_ns = self._half, done.now_ns
         half.begin_tick()
-        reports = half.hear(now_ns)
-        least, verdict = self._agree()
-        calls = self._calls(verdict)
+        done.reports = half.hear(now_ns)
+        verdict = self._agree(done)
+        done.calls = calls = self._calls(verdict)
+        done.during = "deciding"
         before = half.local
         state, outcome = advance(
             self.state, verdict, calls, policy=self._policy, limits=self._limits, now_ns=now_ns
         )
         self._agreed = state.agreed
-        self._observer.ticked(state, now_ns, reports, least, calls, outcome.decision)
+        done.during = "telling"
+        self._observer.ticked(state, now_ns, done.reports, done.least, calls, outcome.decision)
         half.run_ordered(state.local, outcome.starts)
         self._vote()
         tick = tick_of(
@@ -206,16 +216,18 @@ class Driver:
         self._observer.told(self.state, tick)
         return tick
 
-    def _agree(self) -> tuple[tuple[int, ...] | None, Verdict | None]:
+    def _agree(self, done: Round) -> Verdict | None:
         if not self._is_ballot_out:
-            return None, None
+            return None
         ranks = self._half.ports.ranks
+        done.during = "waiting"
         self._observer.waiting()
-        least = ranks.verdict()
+        done.least = ranks.verdict()
         self._observer.waited()
         self._is_ballot_out = False
+        done.during = "judging"
         try:
-            return least, from_wire(least, self._voted, self._policy)
+            return from_wire(done.least, self._voted, self._policy)
         except RanksDiverged as error:
             raise explained(error, self._agreed, ranks) from error
 

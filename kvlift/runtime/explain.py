@@ -28,10 +28,17 @@ from kvlift.runtime.explain_words import (
     report_words,
     started_words,
 )
-from kvlift.runtime.journal_lines import ArrowRow, Decided, EffectRow, GrowLine, TickLine
+from kvlift.runtime.journal_lines import (
+    ArrowRow,
+    Decided,
+    EffectRow,
+    GrowLine,
+    RaisedLine,
+    TickLine,
+)
 from kvlift.runtime.journal_read import JournalReader
 from kvlift.runtime.log import plain
-from kvlift.runtime.replay import Moment, moments
+from kvlift.runtime.replay import Moment, moments, raised_words
 
 NS_PER_MS: Final = 1_000_000
 
@@ -114,6 +121,10 @@ class Life:
                 was_granted = any(arrow.event == "Grown" for arrow in line.decided.arrows)
                 answer = "granted" if was_granted else "not granted at once"
                 self.say(moment.tick, f"asks for {pages(line.n_pages)} more: {answer}")
+            case RaisedLine() as line:
+                self._note_time(line.now_ns)
+                if self.attempts:
+                    self.say(moment.tick, f"{raised_words(line)}; its ranks end here")
             case _:
                 pass
 

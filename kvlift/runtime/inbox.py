@@ -6,6 +6,7 @@ import threading
 from collections import deque
 
 from kvlift.core.ids import Rid
+from kvlift.core.policy import Switch
 from kvlift.core.prompt import Prompt
 from kvlift.core.submission import Abort, Finish, Retract, Submission, Submit
 from kvlift.effects.wakeup import Wakeup
@@ -30,10 +31,17 @@ class Inbox:
         self._n_taken = 0
 
     def submit(
-        self, rid: str, prompt: Prompt, *, peer: str, priority: int, n_pages_output: int
+        self,
+        rid: str,
+        prompt: Prompt,
+        *,
+        peer: str,
+        priority: int,
+        n_pages_output: int,
+        n_pages_given: int = 0,
     ) -> None:
         """Raises a `RequestError` or `ValueError` where the request can't be; nothing is kept."""
-        self._check(rid, prompt, n_pages_output)
+        self._check(rid, prompt, n_pages_output, n_pages_given)
         with self._lock:
             if rid in self._alive:
                 raise DuplicateRequest(rid)
@@ -47,11 +55,12 @@ class Inbox:
                     peer=peer,
                     priority=priority,
                     n_pages_output=n_pages_output,
+                    n_pages_given=n_pages_given,
                 )
             )
         self._wakeup.ring()
 
-    def _check(self, rid: str, prompt: Prompt, n_pages_output: int) -> None:
+    def _check(self, rid: str, prompt: Prompt, n_pages_output: int, n_pages_given: int) -> None:
         n_pages = prompt.n_pages + n_pages_output
         if n_pages > self._config.device_pages:
             raise PromptTooLong(rid, n_pages, self._config.device_pages)
@@ -60,6 +69,10 @@ class Inbox:
                 f"the prompt's pages have {prompt.page_tokens} tokens, "
                 f"the cache's {self._config.page_tokens}"
             )
+        if not 0 <= n_pages_given <= prompt.n_pages_full:
+            raise ValueError(f"{n_pages_given} full pages given of {prompt.n_pages_full}")
+        if n_pages_given and self._config.device_tier is Switch.ON:
+            raise ValueError("pages are given only by a host that owns them: device_tier=off")
         if prompt.n_tokens == 0:
             raise ValueError(f"request {rid!r} has an empty prompt")
 
@@ -93,6 +106,14 @@ class Inbox:
                 n_calls = max(0, min(n_calls, n_known_to_all - self._n_taken))
             self._n_taken += n_calls
             return tuple(self._calls.popleft() for _ in range(n_calls))
+
+    def is_alive(self, rid: str) -> bool:
+        with self._lock:
+            return rid in self._alive
+
+    def has_calls(self) -> bool:
+        with self._lock:
+            return bool(self._calls)
 
     def n_known(self) -> int:
         with self._lock:

@@ -28,23 +28,30 @@ from kvlift.runtime.journal_lines import (
     Header,
     IdleLine,
     Line,
+    RaisedLine,
     TickLine,
     decided_of,
     named,
     without_zeros,
 )
-from kvlift.runtime.observer import Adoption, SilentObserver
+from kvlift.runtime.observer import Adoption, Round, SilentObserver
 
 RING_BYTES_MAX: Final = 256 << 20
 """Tokens that a ring keeps alive at most; it forgets earlier ticks for later ones."""
 
 FAULT_CHARACTERS_MAX: Final = 500
 
+LAST_WORDS_S: Final = 1.0
+"""How long a tick that raises waits for its line to be written."""
+
 
 class Sink(Protocol):
     """Where lines go."""
 
     def put(self, line: Line, n_bytes: int) -> None: ...
+
+    def flush(self, deadline_s: float) -> None:
+        """Wait up to so long for what was put to be safe."""
 
     def close(self) -> None: ...
 
@@ -69,6 +76,9 @@ class Ring:
     def lines(self) -> list[Line]:
         return [line for line, _n_bytes in self._lines]
 
+    def flush(self, deadline_s: float) -> None:
+        """A ring is as safe as its process."""
+
     def close(self) -> None:
         """Nothing to give back."""
 
@@ -81,13 +91,23 @@ def fields_of(config: Config) -> dict[str, int | str]:
     }
 
 
-def header_of(config: Config, *, has_storage: bool, rank: int, n_ranks: int) -> Header:
+def header_of(
+    config: Config,
+    *,
+    has_storage: bool,
+    rank: int,
+    n_ranks: int,
+    begun_ns: int = 0,
+    is_hosted: bool = False,
+) -> Header:
     return Header(
         format=FORMAT,
         config=fields_of(config),
         has_storage=has_storage,
         rank=rank,
         n_ranks=n_ranks,
+        begun_ns=begun_ns,
+        is_hosted=is_hosted,
     )
 
 
@@ -156,6 +176,7 @@ class Journal(SilentObserver):
             start=what.start,
             stop=what.stop,
             decided=decided_of(decision, state.agreed),
+            is_stow=what.is_stow,
         )
         self._put(line, len(what.prompt.tokens))
 
@@ -165,6 +186,22 @@ class Journal(SilentObserver):
     def failed(self, effect: object, error: Exception) -> None:
         words = f"{type(error).__name__}: {error}"[:FAULT_CHARACTERS_MAX]
         self._put(FaultLine(effect=type(effect).__name__, error=words), 0)
+
+    def raised(self, state: State, done: Round, error: Exception) -> None:
+        """Often the last word of a process, so it waits for the disk as no other line does."""
+        is_decided = done.during == "telling"
+        line = RaisedLine(
+            tick=state.agreed.tick + (not is_decided),
+            now_ns=done.now_ns,
+            during=done.during,
+            error=type(error).__name__,
+            words=str(error)[:FAULT_CHARACTERS_MAX],
+            least=None if is_decided or done.least is None else without_zeros(done.least),
+            calls=() if is_decided else named(done.calls),
+            reports=() if is_decided else named(done.reports),
+        )
+        self._put(line, sum(map(n_bytes_kept, done.calls)))
+        self._sink.flush(LAST_WORDS_S)
 
     def close(self) -> None:
         with self._lock:
@@ -181,7 +218,7 @@ class Journal(SilentObserver):
                 raise TypeError("only a ring can be dumped: a file has everything already")
             header = replace(self.header, n_lost=self._sink.n_lost)
             lines = self._sink.lines()
-        dump(path, [header, *lines])
+        dump(path, [header, *lines], n_files_max=int(header.config["journal_files_max"]))
 
     def _put(self, line: Line, n_bytes: int) -> None:
         with self._lock:

@@ -1,8 +1,9 @@
-"""A journal's file: lines are encoded and written by a thread of their own, never by the tick.
+"""A journal's files: lines are encoded and written by a thread of their own, never by the tick.
 
 A full or slow disk is weather: the journal stops with one log line and the driver goes on.
-The file is private (0600), since it holds prompts. An older file of that name is kept beside it
-with `.1` behind its name, so that a restart does not destroy the journal of a crash.
+Files are private (0600), since they hold prompts. `run.ndjson` is the one that is written now. When
+it is full, or a new run begins, it becomes `run.ndjson.1`, that one `run.ndjson.2`, and so on; the
+oldest is deleted. So a restart does not destroy the journal of a crash, and the disk has a bound.
 """
 
 import logging
@@ -10,10 +11,14 @@ import os
 import queue
 import threading
 from collections.abc import Iterable
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
-from kvlift.runtime.journal_lines import Line, encoded
+from attrs import frozen
+from msgspec.structs import replace
+
+from kvlift.runtime.journal_lines import ConfigLine, Header, Line, encoded
 
 LOG: Final = logging.getLogger("kvlift.journal")
 
@@ -23,11 +28,20 @@ BEHIND_BYTES_MAX: Final = 256 << 20
 BEHIND_LINES_MAX: Final = 65_536
 
 
-def created(path: Path) -> int:
-    """A new private file, its descriptor. Raises `OSError`."""
+def created(path: Path, n_files_max: int) -> int:
+    """A new private file, its descriptor; earlier ones move on. Raises `OSError`."""
+    names = [path, *(earlier(path, number) for number in range(1, n_files_max))]
     if path.exists() or path.is_symlink():
-        path.rename(path.with_name(path.name + ".1"))
+        for older, newer in pairwise(reversed(names)):
+            if newer.exists() or newer.is_symlink():
+                newer.rename(older)
+        path.unlink(missing_ok=True)  # it is still there where only one file may be kept
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+
+
+def earlier(path: Path, number: int) -> Path:
+    """The name of the file before this one, of the one before that, and so on."""
+    return path.with_name(f"{path.name}.{number}")
 
 
 def write_whole(descriptor: int, data: bytes) -> None:
@@ -36,9 +50,9 @@ def write_whole(descriptor: int, data: bytes) -> None:
         view = view[os.write(descriptor, view) :]
 
 
-def dump(path: Path, lines: Iterable[Line]) -> None:
+def dump(path: Path, lines: Iterable[Line], *, n_files_max: int) -> None:
     """Write a whole journal at once. Raises `OSError`."""
-    descriptor = created(path)
+    descriptor = created(path, n_files_max)
     try:
         for line in lines:
             write_whole(descriptor, encoded(line))
@@ -46,19 +60,33 @@ def dump(path: Path, lines: Iterable[Line]) -> None:
         os.close(descriptor)
 
 
+@frozen(kw_only=True)
+class Bounds:
+    """How large one file may become (it ends before the line that would not fit), and how many are
+    kept of one name, the newest included."""
+
+    n_bytes_max: int
+    n_files_max: int
+
+
 class FileSink:
     """Takes lines without ever waiting. Raises `OSError` when the file can't be made."""
 
-    def __init__(self, path: Path, header: Line, close_deadline_s: float) -> None:
+    def __init__(self, path: Path, header: Header, bounds: Bounds, close_deadline_s: float) -> None:
         self.path = path
+        self._bounds = bounds
         self._close_deadline_s = close_deadline_s
-        self._descriptor = created(path)
-        self._lines: queue.SimpleQueue[tuple[Line, int] | None] = queue.SimpleQueue()
+        self._lines: queue.SimpleQueue[tuple[Line, int] | threading.Event | None]
+        self._lines = queue.SimpleQueue()
         self._n_bytes_behind = 0
         self._count = threading.Lock()
         self._has_stopped = False
+        # The writing thread's own, from here on.
+        self._header = header
+        self._n_lines = self._n_bytes = 0
+        self._descriptor = created(path, bounds.n_files_max)
+        self._write_line(header)
         self._thread = threading.Thread(target=self._write, name="kvlift-journal", daemon=True)
-        self.put(header, 0)
         self._thread.start()
 
     def put(self, line: Line, n_bytes: int) -> None:
@@ -73,6 +101,11 @@ class FileSink:
             return
         self._lines.put((line, n_bytes))
 
+    def flush(self, deadline_s: float) -> None:
+        written = threading.Event()
+        self._lines.put(written)
+        written.wait(deadline_s)
+
     def close(self) -> None:
         """Write what is left, up to the deadline."""
         self._lines.put(None)
@@ -86,21 +119,40 @@ class FileSink:
             LOG.error("the journal %s ends early: %s", self.path, why)
 
     def _write(self) -> None:
-        is_open = True
-        while is_open:
-            batch = [self._lines.get()]
-            while not self._lines.empty():
-                batch.append(self._lines.get())
-            is_open = None not in batch
-            self._write_batch([entry for entry in batch if entry is not None])
+        while (entry := self._lines.get()) is not None:
+            if isinstance(entry, threading.Event):
+                entry.set()
+                continue
+            line, n_bytes = entry
+            if not self._has_stopped:
+                try:
+                    self._write_line(line)
+                except OSError as error:
+                    self._stop(str(error))
+            with self._count:
+                self._n_bytes_behind -= n_bytes
         os.close(self._descriptor)
 
-    def _write_batch(self, batch: list[tuple[Line, int]]) -> None:
-        if not self._has_stopped:
-            try:
-                for line, _n_bytes in batch:
-                    write_whole(self._descriptor, encoded(line))
-            except OSError as error:
-                self._stop(str(error))
-        with self._count:
-            self._n_bytes_behind -= sum(n_bytes for _line, n_bytes in batch)
+    def _write_line(self, line: Line) -> None:
+        data = encoded(line)
+        if self._n_lines and self._n_bytes + len(data) > self._bounds.n_bytes_max:
+            self._begin_part()
+        write_whole(self._descriptor, data)
+        self._n_bytes += len(data)
+        if not isinstance(line, Header):
+            self._n_lines += 1
+        if isinstance(line, ConfigLine):
+            self._header = replace(self._header, config=line.config)
+
+    def _begin_part(self) -> None:
+        """Another file of the same run; its header says how much is in front of it."""
+        header = replace(
+            self._header,
+            part=self._header.part + 1,
+            n_lost=self._header.n_lost + self._n_lines,
+        )
+        descriptor = created(self.path, self._bounds.n_files_max)
+        os.close(self._descriptor)
+        self._descriptor, self._header = descriptor, header
+        self._n_lines = self._n_bytes = 0
+        self._write_line(header)

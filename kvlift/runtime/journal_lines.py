@@ -9,6 +9,7 @@ One JSON object a line (NDJSON), told apart by the field `line`:
     adopt     pages that were adopted between two ticks
     config    other choices and limits from here on
     fault     a port of this rank raised
+    raised    a tick raised: the last line, unless the host went on
 
 Calls, reports and notices are written as `{"ClassName": {fields}}`, bytes in base64; effects and
 arrows as short rows. A journal holds prompts and answers: everything needed to decide again.
@@ -43,6 +44,7 @@ from kvlift.core.effect import (
     TakeHost,
 )
 from kvlift.core.ids import Ticket
+from kvlift.runtime.observer import During
 
 FORMAT: Final = 1
 NOTE: Final = "This journal holds the prompts and answers of users as tokens. Keep it private."
@@ -76,7 +78,11 @@ class ArrowRow(msgspec.Struct, array_like=True, frozen=True):
 class Header(
     msgspec.Struct, tag="journal", tag_field="line", forbid_unknown_fields=True, frozen=True
 ):
-    """`n_lost`: lines that a ring has dropped; with any lost, nothing can be decided again."""
+    """`n_lost`: lines in front of this one that are not here: a ring has dropped them, or they are
+    in the earlier parts of a journal that has grown beyond one file. Without them nothing can be
+    decided again. `begun_ns`: when the run began, by the wall clock; all its parts say the same.
+
+    `is_hosted`: of a scheduler with workers, which may tick before it has its ballots back."""
 
     format: int
     config: dict[str, int | str]
@@ -85,6 +91,9 @@ class Header(
     n_ranks: int
     n_lost: int = 0
     note: str = NOTE
+    part: int = 1
+    begun_ns: int = 0
+    is_hosted: bool = False
 
 
 class Decided(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, frozen=True):
@@ -141,6 +150,7 @@ class AdoptLine(
     start: int
     stop: int
     decided: Decided
+    is_stow: bool = False
 
 
 class ConfigLine(
@@ -156,7 +166,28 @@ class FaultLine(
     error: str
 
 
-Entry: TypeAlias = TickLine | IdleLine | GrowLine | AdoptLine | ConfigLine | FaultLine
+class RaisedLine(
+    msgspec.Struct,
+    tag="raised",
+    tag_field="line",
+    forbid_unknown_fields=True,
+    omit_defaults=True,
+    frozen=True,
+):
+    """A tick that raised. `during`: how far it had come (see `Round`); what is known by then is in
+    the other fields, as in a tick's line."""
+
+    tick: int
+    now_ns: int
+    during: During
+    error: str
+    words: str
+    least: tuple[int, ...] | None = None
+    calls: tuple[Named, ...] = ()
+    reports: tuple[Named, ...] = ()
+
+
+Entry: TypeAlias = TickLine | IdleLine | GrowLine | AdoptLine | ConfigLine | FaultLine | RaisedLine
 """Every line but the first."""
 
 Line: TypeAlias = Header | Entry

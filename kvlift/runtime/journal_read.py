@@ -5,6 +5,7 @@ the reader says so.
 """
 
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 import msgspec
@@ -27,6 +28,8 @@ from kvlift.runtime.journal_lines import (
 
 LINE_BYTES_MAX: Final = 128 << 20
 """A tick with some dozens of the longest prompts that exist, in base64."""
+
+HEADER_BYTES_MAX: Final = 1 << 20
 
 PAGES_MAX: Final = 1 << 24
 """Device and host pages of a config that is replayed: a thousand times a large machine's."""
@@ -54,6 +57,17 @@ def file_lines(file: BinaryIO) -> Iterator[bytes]:
         yield line
 
 
+def header_in(path: Path) -> Header | None:
+    """The first line of a file if it is a journal's. Raises `OSError`."""
+    with path.open("rb") as file:
+        first = file.readline(HEADER_BYTES_MAX)
+    try:
+        line = _DECODER.decode(first)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return None
+    return line if isinstance(line, Header) else None
+
+
 @define(eq=False)
 class JournalReader:
     """`header` is read at once, the other lines on demand. Raises `JournalError`.
@@ -65,6 +79,8 @@ class JournalReader:
     config: Config = field(init=False)
     number: int = field(default=0, init=False)
     is_cut: bool = field(default=False, init=False)
+    n_entries: int = field(default=0, init=False)
+    _part: int = field(default=1, init=False)
 
     @classmethod
     def of(cls, lines: Iterable[bytes]) -> "JournalReader":
@@ -79,15 +95,29 @@ class JournalReader:
                 1, f"this journal has format {header.format}, only {FORMAT} can be read here"
             )
         self.header = header
+        self._part = header.part
         self.config = _config(header.config, 1)
 
     def __iter__(self) -> Iterator[Entry]:
         for line in self._decoded():
             if isinstance(line, Header):
-                raise self.error("a second header: these are two journals in one")
+                self._go_on(line)
+                continue
+            self.n_entries += 1
             if isinstance(line, ConfigLine):
                 self._take_config(_config(line.config, self.number))
             yield line
+
+    def _go_on(self, header: Header) -> None:
+        """The next part of the same journal."""
+        if not header.begun_ns or header.begun_ns != self.header.begun_ns:
+            raise self.error("a second header: these are two journals in one")
+        if header.n_lost != self.header.n_lost + self.n_entries or header.part != self._part + 1:
+            raise self.error(
+                f"part {header.part} of this journal follows part {self._part} with"
+                f" {header.n_lost - self.header.n_lost - self.n_entries} lines between them missing"
+            )
+        self._part = header.part
 
     def _take_config(self, config: Config) -> None:
         for name in SIZES:

@@ -4,9 +4,9 @@ An observer must be quick, keep its own faults to itself, and change nothing.
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Literal, Protocol, TypeAlias
 
-from attrs import frozen
+from attrs import define, frozen
 
 from kvlift.core.advance import Decision, State
 from kvlift.core.landed import Landed
@@ -19,12 +19,31 @@ from kvlift.runtime.tick import Tick
 
 @frozen
 class Adoption:
-    """Pages [start, stop) of a prompt that got a place in a tier between two ticks."""
+    """Pages [start, stop) of a prompt that got a place in a tier between two ticks.
+
+    `is_stow`: they are the host's own on the device, and go down from there."""
 
     tier: Tier
     prompt: Prompt
     start: int
     stop: int
+    is_stow: bool = False
+
+
+During: TypeAlias = Literal["hearing", "waiting", "judging", "deciding", "telling"]
+"""How far a tick has come: reports of ports, the verdict of the other ranks, what it says, the
+decision, and what follows from it (effects, the next ballot, the host's answer)."""
+
+
+@define(eq=False)
+class Round:
+    """A tick under way: what is known so far, in case it raises."""
+
+    now_ns: int
+    during: During = "hearing"
+    reports: Sequence[Landed] = ()
+    least: tuple[int, ...] | None = None
+    calls: Sequence[Submission] = ()
 
 
 class Observer(Protocol):
@@ -54,6 +73,9 @@ class Observer(Protocol):
 
     def told(self, state: State, tick: Tick) -> None:
         """The host gets `tick` now: effects have been started, the next ballot is out."""
+
+    def raised(self, state: State, done: Round, error: Exception) -> None:
+        """The tick raises this to the host. `state`: where it stands; decided, while telling."""
 
     def grew(self, state: State, rid: str, n_pages: int, decision: Decision, now_ns: int) -> None:
         """A growth was answered."""
@@ -90,6 +112,8 @@ class SilentObserver:
     ) -> None: ...
 
     def told(self, state: State, tick: Tick) -> None: ...
+
+    def raised(self, state: State, done: Round, error: Exception) -> None: ...
 
     def grew(
         self, state: State, rid: str, n_pages: int, decision: Decision, now_ns: int
@@ -137,6 +161,10 @@ class Several:
     def told(self, state: State, tick: Tick) -> None:
         for observer in self.observers:
             observer.told(state, tick)
+
+    def raised(self, state: State, done: Round, error: Exception) -> None:
+        for observer in self.observers:
+            observer.raised(state, done, error)
 
     def grew(self, state: State, rid: str, n_pages: int, decision: Decision, now_ns: int) -> None:
         for observer in self.observers:

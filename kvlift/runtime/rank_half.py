@@ -18,6 +18,7 @@ from kvlift.effects.pages import PageTable
 from kvlift.runtime.config import Config
 from kvlift.runtime.interpret import Ports, run_effect
 from kvlift.runtime.observer import Observer
+from kvlift.runtime.places import device_table
 
 
 class RankHalf:
@@ -26,7 +27,7 @@ class RankHalf:
     def __init__(self, config: Config, ports: Ports, observer: Observer) -> None:
         self.ports = ports
         self.local = Local()
-        self.device = PageTable(config.device_pages)
+        self.device = device_table(config)
         self.host = PageTable(config.host_pages)
         self.aside = {Tier.DEVICE: 0, Tier.HOST: 0}
         self.n_started: Counter[str] = Counter()

@@ -11,7 +11,7 @@ from typing import Final, Self
 import msgspec
 from attrs import evolve, frozen
 
-from kvlift.core.adopt import adopt_agreed
+from kvlift.core.adopt import adopt_agreed, stow_agreed
 from kvlift.core.advance import Decision, advance_agreed, grow_agreed
 from kvlift.core.agreed import Agreed, Kind, agreed_at_start, is_under_way
 from kvlift.core.ballot import (
@@ -29,6 +29,7 @@ from kvlift.core.edges import EDGES, MIRROR_EDGES
 from kvlift.core.ids import Rid
 from kvlift.core.observation import N_INTS
 from kvlift.core.policy import Policy, Switch
+from kvlift.core.submission import Submission
 from kvlift.core.tier import Tier
 from kvlift.runtime.config import Config
 from kvlift.runtime.journal_lines import (
@@ -39,6 +40,7 @@ from kvlift.runtime.journal_lines import (
     FaultLine,
     GrowLine,
     IdleLine,
+    RaisedLine,
     TickLine,
     decided_of,
 )
@@ -73,7 +75,8 @@ class Moment:
 
 @frozen(kw_only=True)
 class ReplayResult:
-    """`ticks` and `requests` that were replayed; `is_cut`: the journal ends in half a line."""
+    """`ticks` and `requests` that were replayed; `is_cut`: the journal ends in half a line.
+    `raised`: what the last tick raised, in words, if it did."""
 
     ticks: int
     requests: int
@@ -81,15 +84,17 @@ class ReplayResult:
     first_difference: str | None
     is_cut: bool = False
     last: Agreed | None = None
+    raised: str | None = None
 
 
 def replay(lines: Iterable[bytes], upto: int | None = None) -> ReplayResult:
     """Up to the first difference, or to the tick `upto`. Raises `JournalError`."""
     reader = JournalReader.of(lines)
     replayer = Replayer(reader)
-    difference = None
+    difference = raised = None
     for moment in replayer.moments(upto):
         difference = moment.difference
+        raised = raised_words(moment.line) if isinstance(moment.line, RaisedLine) else None
     agreed = replayer.agreed
     return ReplayResult(
         ticks=agreed.tick,
@@ -98,7 +103,12 @@ def replay(lines: Iterable[bytes], upto: int | None = None) -> ReplayResult:
         first_difference=difference,
         is_cut=reader.is_cut,
         last=agreed,
+        raised=raised,
     )
+
+
+def raised_words(line: RaisedLine) -> str:
+    return f"tick {line.tick} raised {line.error[:80]} while {line.during}: {line.words[:500]}"
 
 
 def moments(reader: JournalReader) -> Iterator[Moment]:
@@ -121,9 +131,9 @@ class Replayer:
     def __init__(self, reader: JournalReader) -> None:
         if reader.header.n_lost:
             raise reader.error(
-                f"this ring had forgotten its first {reader.header.n_lost} lines when it was"
-                " written, and nothing can be decided again without them: use journal=file, or a"
-                " larger journal_ring_ticks (`explain` works with what is left)"
+                f"{reader.header.n_lost} lines in front of this one are lost, and"
+                " nothing can be decided again without them: use journal=file, or a larger"
+                " journal_ring_ticks or journal_files_max (`explain` works with what is left)"
             )
         self.reader = reader
         self.config: Config = reader.config
@@ -132,6 +142,7 @@ class Replayer:
         self.agreed = agreed_at_start(self.policy, storage)
         self._voted = self.agreed
         self._is_ballot_out = False
+        self._is_hosted = reader.header.is_hosted
 
     def moments(self, upto: int | None = None) -> Iterator[Moment]:
         """Line by line, and no further than the first difference."""
@@ -158,6 +169,8 @@ class Replayer:
                         self._adopt(line)
                     case ConfigLine():
                         self.config, self.policy = self.reader.config, self.reader.config.policy()
+                    case RaisedLine():
+                        self._raised(line)
                     case FaultLine():
                         pass
             except Impossible as error:
@@ -189,21 +202,63 @@ class Replayer:
         """As the driver at the end of a tick."""
         self._voted = self.agreed
         is_always = self.config.idle_ballots is Switch.ON
-        self._is_ballot_out = is_always or is_under_way(self.agreed)
+        self._is_ballot_out = not self._is_hosted and (is_always or is_under_way(self.agreed))
+
+    def _raised(self, line: RaisedLine) -> None:
+        """What a tick raised about a ballot, or in the core, is raised again."""
+        if line.during == "telling":
+            if line.tick != self.agreed.tick:
+                raise self.reader.error(f"tick {line.tick} raised, and {self.agreed.tick} is told")
+            return
+        self._check_follows(line.tick)
+        calls = [self.reader.call(value) for value in line.calls]
+        if line.during in ("hearing", "waiting"):
+            return
+        least = None if line.least is None else self._whole(line.least)
+        verdict, found = None, "nothing"
+        try:
+            if least is not None:
+                verdict = from_wire(least, self._voted, self.policy)
+        except (RanksDiverged, RankFailed) as error:
+            found = type(error).__name__
+        else:
+            found = self._core_raises(least, verdict, calls)
+        if found != line.error:
+            raise Impossible(
+                f"tick {line.tick}: it raised {line.error[:80]}, the core raises {found}"
+            )
+
+    def _core_raises(
+        self, least: tuple[int, ...] | None, verdict: Verdict | None, calls: Sequence[Submission]
+    ) -> str:
+        """The class of what the core raises here."""
+        if least is not None and verdict is not None:
+            self._check_sizes(least, verdict)
+        try:
+            advance_agreed(self.agreed, verdict, calls, self.policy)
+        except Exception as error:  # noqa: BLE001 - whatever it was, it is compared
+            return type(error).__name__
+        return "nothing"
+
+    def _check_follows(self, tick: int) -> None:
+        if tick != self.agreed.tick + 1:
+            raise self.reader.error(
+                f"tick {tick} follows tick {self.agreed.tick}: lines are missing or moved"
+            )
+
+    def _whole(self, least: tuple[int, ...]) -> tuple[int, ...]:
+        n_missing = ballot_length(self.policy) - len(least)
+        if n_missing < 0:
+            raise self.reader.error(f"a ballot of {len(least)} integers is too long")
+        return least + (0,) * n_missing
 
     def _verdict(self, line: TickLine) -> Verdict | None:
-        if line.tick != self.agreed.tick + 1:
-            raise self.reader.error(
-                f"tick {line.tick} follows tick {self.agreed.tick}: lines are missing or moved"
-            )
+        self._check_follows(line.tick)
         if line.least is None:
             if self._is_ballot_out:
                 raise Impossible(f"tick {line.tick}: its ballot is missing")
             return None
-        n_missing = ballot_length(self.policy) - len(line.least)
-        if n_missing < 0:
-            raise self.reader.error(f"a ballot of {len(line.least)} integers is too long")
-        least = line.least + (0,) * n_missing
+        least = self._whole(line.least)
         told = tuple(least[2 * at] for at in range(len(PAIRS)))
         voted = proofs(self._voted)
         if told != voted:
@@ -213,10 +268,10 @@ class Replayer:
             verdict = from_wire(least, self._voted, self.policy)
         except (RanksDiverged, RankFailed) as error:
             raise Impossible(f"tick {line.tick}: {error}") from None
-        self._check_sizes(line, least, verdict)
+        self._check_sizes(least, verdict)
         return verdict
 
-    def _check_sizes(self, line: TickLine, least: tuple[int, ...], verdict: Verdict) -> None:
+    def _check_sizes(self, least: tuple[int, ...], verdict: Verdict) -> None:
         """No verdict can be about more pages than there are; the core relies on its ranks."""
         config, tickets = self.config, self._voted.tickets
         if verdict.device_room > config.device_pages or verdict.host_room > config.host_pages:
@@ -245,7 +300,7 @@ class Replayer:
         with Judged(f"tick {at}") as judged:
             agreed, decision = advance_agreed(self.agreed, None, (), self.policy)
             judged.compare(Decided(digest=self.agreed.digest.hex()), decision, agreed)
-            if n_ticks > 1 and is_under_way(agreed):
+            if n_ticks > 1 and is_under_way(agreed) and not self._is_hosted:
                 raise Impossible(f"tick {at + 1}: its ballot is missing")
         self.agreed = evolve(agreed, tick=agreed.tick + n_ticks - 1)
 
@@ -265,9 +320,14 @@ class Replayer:
         if not is_tier or not 0 <= line.start <= line.stop <= prompt.n_pages_full:
             raise self.reader.error("an adoption of pages that there are not")
         with Judged(f"the adoption after tick {self.agreed.tick}") as judged:
-            agreed, decision, _adopted = adopt_agreed(
-                self.agreed, Tier(line.tier), prompt, line.start, line.stop, self.policy
-            )
+            if line.is_stow:
+                agreed, decision, _adopted = stow_agreed(
+                    self.agreed, prompt, line.start, line.stop, self.policy
+                )
+            else:
+                agreed, decision, _adopted = adopt_agreed(
+                    self.agreed, Tier(line.tier), prompt, line.start, line.stop, self.policy
+                )
             judged.compare(line.decided, decision, agreed)
         self.agreed = agreed
 

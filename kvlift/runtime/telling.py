@@ -63,13 +63,14 @@ def tick_of(
         match notice:
             case BecameReady():
                 ready.append(_ready(notice, before, device, first_token))
-            case HasEnded(rid=rid, outcome=outcome):
+            case HasEnded(rid=rid, outcome=outcome, n_pages_landed=n_landed):
                 ended.append(
                     Ended(
                         rid=rid,
                         outcome=outcome,
                         reason=reason_of(notice, before),
                         retryable=outcome is Outcome.FAILED,
+                        n_pages_landed=n_landed,
                     )
                 )
             case HasShrunk(rid=rid, page=page):

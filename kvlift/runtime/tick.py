@@ -27,12 +27,15 @@ class Ready:
 
 @frozen(kw_only=True)
 class Ended:
-    """The user has the answer. `retryable`: another prefill node may be tried."""
+    """The user has the answer. `retryable`: another prefill node may be tried.
+
+    `n_pages_landed`: leading pages of its prompt that were in place on every rank by then."""
 
     rid: str
     outcome: Outcome
     reason: str
     retryable: bool
+    n_pages_landed: int = 0
 
 
 @frozen(kw_only=True)

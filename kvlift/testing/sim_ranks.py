@@ -26,9 +26,18 @@ class Mailbox:
     ballots: list[dict[int, tuple[int, ...]]] = field(init=False)
     reports: dict[int, dict[int, bytes]] = field(factory=dict)
     changed: threading.Condition = field(factory=threading.Condition)
+    _last_reduced: tuple[int, tuple[int, ...]] = (0, ())
 
     def __attrs_post_init__(self) -> None:
         self.ballots = [{} for _ in range(self.n_ranks)]
+
+    def reduced(self, number: int) -> tuple[int, ...]:
+        """The MIN of all ranks' ballots of this number, made once for all of them."""
+        if self._last_reduced[0] != number:
+            sent = [ballots[number] for ballots in self.ballots]
+            least = tuple(map(min, *sent)) if len(sent) > 1 else sent[0]
+            self._last_reduced = (number, least)
+        return self._last_reduced[1]
 
     def late_ranks(self, number: int) -> tuple[int, ...]:
         """The ranks that have not sent the ballot of this number."""
@@ -56,7 +65,7 @@ class SimRanks:
         if self.is_closed or self.is_ballot_out:
             reason = "is closed" if self.is_closed else "has not taken its last verdict yet"
             raise RuntimeError(f"rank {self.rank} cannot send a ballot: it {reason}")
-        if any(not INT64_MIN <= number <= INT64_MAX for number in ballot):
+        if ballot and not (min(ballot) >= INT64_MIN and max(ballot) <= INT64_MAX):
             raise ValueError("a ballot holds integers of 64 bits, and no larger ones")
         with box.changed:
             if box.ballot_length is None:
@@ -83,9 +92,8 @@ class SimRanks:
             late = box.late_ranks(self.n_sent)
             if late:
                 raise RankLate(late, box.deadline_s)
-            sent = [ballots[self.n_sent] for ballots in box.ballots]
+            self.last_verdict = box.reduced(self.n_sent)
         self.is_ballot_out = False
-        self.last_verdict = tuple(map(min, *sent)) if len(sent) > 1 else sent[0]
         return self.last_verdict
 
     def exchange(self, report: bytes) -> list[bytes]:

@@ -15,18 +15,22 @@ import pytest
 from attrs import evolve
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from kvlift.cli.main import main
+from kvlift.core.advance import Decision
+from kvlift.core.agreed import Agreed
 from kvlift.core.edges import EDGES
 from kvlift.core.prompt import token_bytes
 from kvlift.core.tier import Tier
 from kvlift.runtime import journal_read
+from kvlift.runtime import replay as replay_module
 from kvlift.runtime.config import Config
 from kvlift.runtime.driver import Driver
 from kvlift.runtime.explain import explain
 from kvlift.runtime.interpret import Ports
 from kvlift.runtime.journal import Journal, header_of
-from kvlift.runtime.journal_lines import Header, encoded
+from kvlift.runtime.journal_lines import ArrowRow, Decided, Header, decided_of, encoded
 from kvlift.runtime.journal_read import JournalError
 from kvlift.runtime.observer import Observer, Several
 from kvlift.runtime.perfetto import trace
@@ -243,6 +247,30 @@ def test_a_growth_that_was_changed_is_named() -> None:
     difference = replay(lines).first_difference
     assert difference is not None
     assert difference.startswith("the growth of 'C' after tick")
+
+
+def test_an_edge_that_the_model_has_not_is_refused_even_where_the_core_takes_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A wrong core that takes a step of its own decides the same again; the table does not."""
+    forged, number = changed(recorded()[0], b"Admitted", with_another_arrow)
+    told = json.loads(forged[number - 1])["decided"]["arrows"][0]
+
+    def decided_by_a_wrong_core(decision: Decision, agreed: Agreed) -> Decided:
+        made = decided_of(decision, agreed)
+        arrows = tuple(
+            ArrowRow(row.owner, row.phase, told[2], row.after)
+            if [row.owner, row.phase, row.after] == [told[0], told[1], told[3]]
+            else row
+            for row in made.arrows
+        )
+        return structs.replace(made, arrows=arrows)
+
+    monkeypatch.setattr(replay_module, "decided_of", decided_by_a_wrong_core)
+    difference = replay(forged).first_difference
+    assert difference is not None
+    assert difference.startswith(f"tick {json.loads(forged[number - 1])['tick']}: the journal has")
+    assert " --Finished--> " in difference
 
 
 def test_every_arrow_of_the_machines_may_be_recorded() -> None:

@@ -47,6 +47,8 @@ class Lines:
     def put(self, line: Line, n_bytes: int) -> None:
         self.lines.append(line)
 
+    def flush(self, deadline_s: float) -> None: ...
+
     def close(self) -> None: ...
 
 

@@ -8,6 +8,7 @@ from kvlift.core.tier import Source, Tier
 from kvlift.runtime.config import Config
 from kvlift.runtime.hosted import Scheduler, Worker
 from kvlift.runtime.interpret import Ports
+from kvlift.runtime.observer import Observer
 from kvlift.runtime.tick import Granted, Ready, Tick
 from kvlift.testing.sim_memory import page_value
 from kvlift.testing.sim_peers import PrefillNode
@@ -20,7 +21,7 @@ NAMESPACE = Namespace(page_tokens=PAGE).digest()
 class Host:
     """Carries orders to the workers and their ballots back, a step at a time."""
 
-    def __init__(self, n_workers: int) -> None:
+    def __init__(self, n_workers: int, observer: Observer | None = None) -> None:
         self.config = Config.parse(
             {
                 "page_tokens": PAGE,
@@ -46,7 +47,7 @@ class Host:
             )
             for rank in self.ranks
         ]
-        self.scheduler = Scheduler(self.config, storage=Switch.ON)
+        self.scheduler = Scheduler(self.config, storage=Switch.ON, observer=observer)
         self.ballots: list[tuple[int, ...]] = []
 
     def step(self) -> Tick:

@@ -32,7 +32,7 @@ from kvlift.testing.sim.plan import Options, drawn_plan
 from kvlift.testing.sim.report import Report
 from kvlift.testing.sim.run import Result, play
 from kvlift.testing.sim.shrink import shrunk
-from kvlift.testing.sim.worker import SimJob
+from kvlift.testing.sim.worker import SimJob, results
 from kvlift.testing.sim_memory import SimMemory, page_value
 from kvlift.testing.sim_store import SimStore
 from kvlift.testing.story_lines import World
@@ -49,15 +49,39 @@ FIELDS = {
 }  # fmt: skip
 
 
-def test_seeds_with_mixed_faults_break_no_claim() -> None:
-    report = Report.of(0, (play(seed, SHORT) for seed in range(20)))
+@pytest.mark.timeout(900)  # 25 s where nobody else works
+@pytest.mark.parametrize("first", [0, 50])
+def test_a_hundred_seeds_with_mixed_faults_break_no_claim(first: int) -> None:
+    """Seeds 0 to 99 in halves, so that two processes share them; every tenth is played twice."""
+    job = SimJob(
+        seeds=tuple(range(first, first + 50)), options=Options(n_ticks=300), repeat_every=10
+    )
+    report = Report.of(first, results(job))
     assert report.violations == []
     assert report.n_failed_by_cache == report.n_leaks == report.n_divergences == 0
+    assert (report.n_seeds, report.n_repeated) == (50, 5)
     assert sum(report.ended.values()) == report.n_requests
+    assert report.ended["failed"] == 0
     assert min(report.ended["done"], report.ended["aborted"], report.ended["retryable"]) > 0
     assert min(report.hit["device"], report.hit["host"], report.hit["storage"]) > 0
     assert min(report.n_widened, report.n_retracted) > 0
-    assert len(report.faults) > len(KINDS) // 2
+    assert [kind for kind in KINDS if report.faults[kind] == 0] == []
+
+
+def test_a_seed_that_decides_otherwise_when_played_again_is_a_violation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    admit, calls = admission.admit, Counter[str]()
+
+    def moody(draft: Draft) -> None:
+        calls["admit"] += 1
+        if calls["admit"] % 7:
+            admit(draft)
+
+    monkeypatch.setattr("kvlift.core.advance.admit", moody)
+    options = evolve(SHORT, n_ranks=1, faults=())
+    [result] = results(SimJob(seeds=(10,), options=options, repeat_every=10))
+    assert [violation.claim.partition(":")[0] for violation in result.violations] == ["determinism"]
 
 
 def test_without_faults_every_request_is_done() -> None:
@@ -165,15 +189,24 @@ def test_a_broken_core_is_found(
     faults: tuple[str, ...],
     checkers: set[str],
     monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(owner, name, wrong)
+    options = evolve(SHORT, n_requests_max=20, faults=faults)
     for seed in range(100):
-        result = play(seed, evolve(SHORT, n_requests_max=20, faults=faults))
+        result = play(seed, options)
         if result.violations:
-            checker = result.violations[0].claim.partition(":")[0]
-            assert checker in checkers, result.violations[0].claim
-            return
-    pytest.fail(f"100 seeds have not found that {name} is broken")
+            claim = result.violations[0].claim
+            assert claim.partition(":")[0] in checkers, claim
+            break
+    else:
+        pytest.fail(f"100 seeds have not found that {name} is broken")
+    monkeypatch.setattr("kvlift.cli.simulate.N_SHRUNK_MAX", 0)
+    words = command_of(seed, options)
+    assert main(words.split()[1:]) == 1
+    said = capsys.readouterr().out.replace("\n", " ")
+    assert f"seed {seed}, tick {result.violations[0].tick}" in said
+    assert words in " ".join(said.split())
 
 
 def test_a_core_that_forgets_whose_tokens_they_are_is_found(
@@ -205,7 +238,7 @@ def test_a_rank_that_decides_by_itself_is_found(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_violation_is_shrunk_and_its_command_plays_it_again(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setattr(step_filling, "_part_short", failing)
     options = evolve(SHORT, faults=("store_fail", "store_short", "store_slow", "abort"))
@@ -216,7 +249,8 @@ def test_a_violation_is_shrunk_and_its_command_plays_it_again(
     assert len(found.options.faults) < 3
     assert found.result.violations[0].claim.startswith("failed_by_cache")
     command = command_of(result.seed, found.options)
-    assert main([*command.split()[1:], "--json"]) == 1
+    asked = [*command.split()[1:], "--stories", str(tmp_path), "--json"]
+    assert main(asked) == 1
     told = json.loads(capsys.readouterr().out)
     assert told["failed_by_cache"] == found.result.n_failed_by_cache > 0
     claims = [violation["claim"] for violation in told["violations"]]

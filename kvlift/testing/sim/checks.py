@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
-from attrs import asdict, define, field
+from attrs import define, field
 
 from kvlift.core.counts import Counts, device_counts, host_counts
 from kvlift.core.prompt import Prompt
@@ -19,7 +19,7 @@ from kvlift.testing.sim.job import Job
 from kvlift.testing.sim.world import World
 from kvlift.testing.sim_memory import PageValue, page_value
 from kvlift.testing.story_view import rank_view
-from kvlift.testing.watch import RankFacts, TierFacts, Watch
+from kvlift.testing.watch import PARTS, RankFacts, TierFacts, Watch
 
 CACHED = (Source.DEVICE, Source.HOST, Source.STORAGE)
 MANY: Final = ("", 0)
@@ -145,7 +145,7 @@ def _tier(table: PageTable, counts: Counts, n_aside: int) -> TierFacts:
     counted = counts_of_rank(counts, table.n_pages, n_aside)
     return TierFacts(
         capacity=table.n_pages,
-        counts=asdict(counted),
+        counts={part: getattr(counted, part) for part in PARTS},
         n_aside=min(n_aside, table.n_pages - len(used)),
         free_pages=table.free_pages(),
         used_pages=used,

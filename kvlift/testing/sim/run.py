@@ -1,6 +1,6 @@
 """One run: a phase in which anything may fail, a phase in which everything must finish."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from hashlib import sha256
 from random import Random
 from typing import Final
@@ -12,7 +12,8 @@ from kvlift.runtime.tick import Tick
 from kvlift.testing.sim.checks import Checks, leaks, words_of
 from kvlift.testing.sim.faults import Faults
 from kvlift.testing.sim.host import Host
-from kvlift.testing.sim.plan import Options, drawn_plan
+from kvlift.testing.sim.plan import Options, Plan, drawn_plan
+from kvlift.testing.sim.scribe import Scribe
 from kvlift.testing.sim.weather import Weather
 from kvlift.testing.sim.workload import (
     Author,
@@ -65,10 +66,12 @@ class Result:
 
 @define(eq=False)
 class Run:
-    """`play` it once."""
+    """`play` it once. `scribes`: they look over the ranks' shoulders; `change`: of the plan."""
 
     seed: int
     options: Options
+    scribes: Sequence[Scribe] = ()
+    change: Callable[[Plan], Plan] = lambda plan: plan
     world: World = field(init=False)
     host: Host = field(init=False)
     weather: Weather = field(init=False)
@@ -83,13 +86,14 @@ class Run:
     def __attrs_post_init__(self) -> None:
         window = trace_window(self.options.trace, self.seed) if self.options.trace else []
         least = pages_of_trace(window) if window else 4
-        plan = drawn_plan(self.seed, self.options, least_device_pages=least)
+        plan = self.change(drawn_plan(self.seed, self.options, least_device_pages=least))
         n_left = self.options.n_requests_max
         author: Author = DrawnAuthor(plan, N_REQUESTS_MAX if n_left is None else n_left)
         if self.options.trace:
             author = TraceAuthor(plan, window[:n_left])
         first_tokens: dict[str, int] = {}
-        self.world = World(plan, Faults.drawn(self.seed, self.options.faults), first_tokens)
+        faults = Faults.drawn(self.seed, self.options.faults)
+        self.world = World(plan, faults, first_tokens, self.scribes)
         self.world.warm_up(author.warm, Random(f"{self.seed}/warm"))
         self.checks.know(author.warm)
         self.host = Host(plan, author, first_tokens)

@@ -11,7 +11,7 @@ from kvlift.core.prompt import Prompt
 from kvlift.core.tier import Tier
 from kvlift.runtime.driver import Driver
 from kvlift.runtime.interpret import Ports
-from kvlift.runtime.observer import SilentObserver
+from kvlift.runtime.observer import Observer, Several, SilentObserver
 from kvlift.testing.clock import ManualClock
 from kvlift.testing.sim.agenda import Agenda
 from kvlift.testing.sim.excuses import Excuses
@@ -47,6 +47,7 @@ class World:
     plan: Plan
     faults: Faults
     first_tokens: Mapping[str, int]
+    scribes: Sequence[Observer] = ()
     agenda: Agenda = field(factory=Agenda)
     excuses: Excuses = field(factory=Excuses)
     bugs: list[str] = field(factory=list)
@@ -94,9 +95,9 @@ class World:
                     ranks=rank.ranks,
                     clock=rank.clock,
                 ),
-                BugObserver(self.bugs),
+                Several((BugObserver(self.bugs), *self.scribes[number : number + 1])),
             )
-            for rank in self.ranks
+            for number, rank in enumerate(self.ranks)
         ]
 
     def _rank(self, number: int, ends: SimRanks) -> SimRank:
