@@ -20,6 +20,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+if __package__:
+    from benches import check_tables, ttft_tables, vllm_tables
+else:  # run as a script: the folder itself is on the path
+    import check_tables  # type: ignore[import-not-found,no-redef]
+    import ttft_tables  # type: ignore[import-not-found,no-redef]
+    import vllm_tables  # type: ignore[import-not-found,no-redef]
+
 RESULTS: Final = Path(__file__).resolve().parent / "results"
 
 _MARKED: Final = re.compile(
@@ -34,8 +41,8 @@ COPIES: Final = (
     ("restore-1MiB", "restore, pages of 1 MiB"),
     ("writethrough-8MiB", "write-through, pages of 8 MiB (device to host)"),
     ("writethrough-1MiB", "write-through, pages of 1 MiB"),
-    ("decode-beside-restore-8MiB", "decode step beside a restore"),
-    ("decode-beside-writethrough-8MiB", "decode step beside a write-through"),
+    ("decode-beside-restore", "decode step beside a restore"),
+    ("decode-beside-writethrough", "decode step beside a write-through"),
 )
 """Cases of the copies bench that a reader asks for, and what they are in words."""
 
@@ -145,9 +152,19 @@ def rendered(name: str, results: Path = RESULTS) -> str:
 def renderer_of(name: str, result: Result) -> Callable[[Result], list[str]]:
     if "modes" in result:
         return demo_table
+    if "edges_total" in result:
+        return check_tables.worlds_table
     if result.get("bench") == "copies":
         return copies_table
-    raise ValueError(f"benches/results/{name}.json is neither a demo nor a bench with a table")
+    if result.get("bench") == "ttft":
+        return ttft_tables.ttft_table
+    if result.get("bench") == "vllm-side-by-side":
+        return vllm_tables.side_by_side_table
+    if result.get("bench") == "vllm-step-time":
+        return vllm_tables.step_table
+    raise ValueError(
+        f"benches/results/{name}.json is neither a demo, a check nor a bench with a table"
+    )
 
 
 def redrawn(text: str, results: Path = RESULTS) -> str:

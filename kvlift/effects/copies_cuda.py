@@ -15,7 +15,7 @@ from itertools import accumulate, chain
 from typing import Final
 
 import torch
-from attrs import frozen
+from attrs import define, field, frozen
 
 from kvlift.core.ids import Ticket
 from kvlift.core.landed import Landed
@@ -23,6 +23,8 @@ from kvlift.effects.copies_engine import CudaEngine, Engine, Event
 from kvlift.effects.copies_jobs import CopyJob, Direction, JobBook, check_sizes
 from kvlift.effects.copies_routes import (
     BlockCopies,
+    PageCopies,
+    Queued,
     Route,
     RowCopies,
     StagedRoute,
@@ -58,7 +60,10 @@ class CudaOptions:
     those for each direction. `n_programs`: processors that a scatter takes at most.
     `batch_below_bytes`: smaller copies are submitted many in one driver call, 2D copies only with
     `batch_rows`; `prefers_overlap` hints such a call to leave the processors alone. `n_lanes`:
-    streams (1 or 2) that share a direction's copies where nothing is staged. `compute_stream`,
+    streams (1 or 2) that share a direction's copies where nothing is staged; `takes_turns`: there,
+    between two chunks, the copy engine may serve another stream (two lanes are used then).
+    `in_flight_bytes_max`: of a direction, so many bytes are queued on the device; the rest follows
+    with `landed()`, because a full queue would stop the thread that submits. `compute_stream`,
     `is_ordered`: see `CudaEngine`.
     """
 
@@ -71,11 +76,13 @@ class CudaOptions:
     batch_rows: bool = True
     prefers_overlap: bool = True
     n_lanes: int = 1
+    takes_turns: bool = True
+    in_flight_bytes_max: int = 1 << 30
     compute_stream: torch.cuda.Stream | None = None
     is_ordered: bool = True
 
     def __attrs_post_init__(self) -> None:
-        for name in ("chunk_bytes", "n_buffers", "n_programs"):
+        for name in ("chunk_bytes", "n_buffers", "n_programs", "in_flight_bytes_max"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
         if self.n_lanes not in (1, 2):
@@ -89,6 +96,33 @@ class _Flight:
     job: CopyJob
     n_good: int
     event: Event | None
+
+
+@define(eq=False)
+class _Feed:
+    """One submission on its way into the device's queue. `waiting`: its jobs that are not queued to
+    the end, each with the number of pages up to its own end."""
+
+    steps: Steps
+    waiting: deque[tuple[CopyJob, int]]
+    n_queued: int = 0
+
+
+@define(eq=False)
+class _Queue:
+    """What one direction has on the device (`queued`, by chunk) and what is to follow."""
+
+    feeds: deque[_Feed] = field(factory=deque)
+    queued: deque[Queued] = field(factory=deque)
+    n_pages: int = 0
+
+    def forget_passed(self) -> None:
+        while self.queued and self.queued[0].event.query():
+            self.n_pages -= self.queued.popleft().n_pages
+
+    def middle(self) -> Event:
+        """When it has passed, half of the queue is empty again."""
+        return self.queued[len(self.queued) // 2].event
 
 
 class CudaCopies:
@@ -125,6 +159,8 @@ class CudaCopies:
         self._engine = engine
         self._book = JobBook(host, device.n_pages, None)
         self._route = _route(engine, host, device, self._options)
+        self._n_pages_max = max(1, self._options.in_flight_bytes_max // device.page_bytes)
+        self._queues = {each: _Queue() for each in Direction}
         self._flights: dict[Direction, deque[_Flight]] = {each: deque() for each in Direction}
         self._wakers: dict[Direction, _Waker] = {}
         if on_landed is not None:
@@ -164,8 +200,7 @@ class CudaCopies:
                 self._submit(direction, chosen)
 
     def landed(self) -> list[Landed]:
-        for flights in self._flights.values():
-            self._collect(flights)
+        self._go_on()
         return self._book.landed()
 
     def close(self, deadline_s: float) -> bool:
@@ -173,8 +208,7 @@ class CudaCopies:
         self._book.close()
         end_ns = time.monotonic_ns() + int(deadline_s * 1e9)
         while True:
-            for flights in self._flights.values():
-                self._collect(flights)
+            self._go_on()
             if not self._book.n_in_flight or time.monotonic_ns() >= end_ns:
                 break
             time.sleep(_POLL_S)
@@ -190,21 +224,56 @@ class CudaCopies:
             sizes=tuple(job.n_pages for job in jobs),
         )
         waiting = deque(zip(jobs, accumulate(submission.sizes), strict=True))
-        n_queued = 0
+        while waiting and waiting[0][1] == 0:
+            self._take_off(_Flight(waiting.popleft()[0], 0, None))
+        if waiting:
+            self._queues[direction].feeds.append(_Feed(self._steps(direction, submission), waiting))
+            self._pump(direction)
+
+    def _go_on(self) -> None:
+        """Take in what has ended, and queue what had no room so far."""
+        for direction, flights in self._flights.items():
+            self._collect(flights)
+            if self._queues[direction].feeds:
+                self._pump(direction)
+
+    def _pump(self, direction: Direction) -> None:
+        """Queue chunks up to the limit, at least one where nothing is queued."""
+        queue_of = self._queues[direction]
         try:
-            while waiting and waiting[0][1] == 0:
-                self._take_off(_Flight(waiting.popleft()[0], 0, None))
-            if not waiting:
-                return
-            with self._engine.session():
-                for step in self._steps(direction, submission):
-                    n_queued += step.n_pages
-                    while waiting and waiting[0][1] <= n_queued:
-                        job, _ = waiting.popleft()
-                        self._take_off(_Flight(job, job.n_pages, step.event))
-        except Exception:  # noqa: BLE001 - whatever went wrong here, the request goes on without
-            _log.exception("queueing a %s broke off after %d pages", direction.value, n_queued)
-            self._break_off(direction, waiting, n_queued)
+            queue_of.forget_passed()
+        except Exception:  # noqa: BLE001 - the device's end; the flights meet the same error
+            _log.exception("the device is lost")
+            queue_of.queued.clear()
+            queue_of.n_pages = 0
+        feeds = queue_of.feeds
+        while feeds and queue_of.n_pages < self._n_pages_max:
+            feed = feeds[0]
+            try:
+                with self._engine.session():
+                    self._fill(queue_of, feed)
+            except Exception:  # noqa: BLE001 - whatever went wrong, the request goes on without
+                _log.exception(
+                    "queueing a %s broke off after %d pages", direction.value, feed.n_queued
+                )
+                self._break_off(direction, feed.waiting, feed.n_queued)
+                feed.waiting.clear()
+            if not feed.waiting:
+                feeds.popleft()
+        waker = self._wakers.get(direction)
+        if feeds and waker is not None:
+            waker.watch(queue_of.middle())
+
+    def _fill(self, queue_of: _Queue, feed: _Feed) -> None:
+        """Chunks of one submission, until it is queued or the limit is reached."""
+        while feed.waiting and queue_of.n_pages < self._n_pages_max:
+            step = next(feed.steps)
+            feed.n_queued += step.n_pages
+            queue_of.queued.append(step)
+            queue_of.n_pages += step.n_pages
+            while feed.waiting and feed.waiting[0][1] <= feed.n_queued:
+                job, _ = feed.waiting.popleft()
+                self._take_off(_Flight(job, job.n_pages, step.event))
 
     def _steps(self, direction: Direction, submission: Submission) -> Steps:
         if direction is Direction.RESTORE:
@@ -276,7 +345,7 @@ def _route(engine: Engine, host: HostPool, device: PagedMemory, options: CudaOpt
     chunk_pages = max(1, min(_CHUNK_PAGES_MAX, options.chunk_bytes // page_bytes))
     if isinstance(device, BlockMemory):
         blocks = BlockCopies(host.address, page_bytes, device.blocks.data_ptr())
-        return StraightRoute(engine, blocks, page_bytes, chunk_pages, options.n_lanes)
+        return _straight(engine, blocks, page_bytes, chunk_pages, options)
     assert isinstance(device, LayeredMemory)
     if options.layered_by is LayeredBy.ROWS or (
         options.layered_by is LayeredBy.AUTO and page_bytes >= options.rows_from_bytes
@@ -284,6 +353,14 @@ def _route(engine: Engine, host: HostPool, device: PagedMemory, options: CudaOpt
         groups = device.row_groups()
         if groups is not None:
             rows = RowCopies(host.address, page_bytes, groups)
-            return StraightRoute(engine, rows, page_bytes, chunk_pages, options.n_lanes)
+            return _straight(engine, rows, page_bytes, chunk_pages, options)
         _log.info("the layers' tensors lie unevenly: pages are staged")
     return StagedRoute(engine, host.address, page_bytes, chunk_pages, options.n_buffers)
+
+
+def _straight(
+    engine: Engine, copies: PageCopies, page_bytes: int, chunk_pages: int, options: CudaOptions
+) -> Route:
+    return StraightRoute(
+        engine, copies, page_bytes, chunk_pages, options.n_lanes, options.takes_turns
+    )

@@ -253,6 +253,10 @@ class StraightRoute:
     A batch's copies start when all of it is submitted: what a first batch costs to submit, the link
     stands still. So batches double from `RAMP_BYTES` up to `chunk_pages`, and each is submitted
     while the one before it runs. With two lanes, one's copies begin while the other's end.
+
+    With `takes_turns`, batches go over two lanes in turn, each behind the one before it. A copy
+    engine stays with a stream as long as that has work; between two batches it looks elsewhere, so
+    that another stream's copy (the inputs of a decode step) waits for one batch, not for all.
     """
 
     _engine: Engine
@@ -260,6 +264,7 @@ class StraightRoute:
     _page_bytes: int
     _chunk_pages: int
     _n_lanes: int
+    _takes_turns: bool
     _n_pages_min: int = field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -272,20 +277,30 @@ class StraightRoute:
         return self._queue(submission, to_host=True)
 
     def fence(self, *, to_host: bool) -> Event:
-        return Ways.of(to_host=to_host, n_lanes=self._n_lanes).record(self._engine)
+        return self._ways(to_host=to_host).record(self._engine)
+
+    def _ways(self, *, to_host: bool) -> Ways:
+        return Ways.of(to_host=to_host, n_lanes=2 if self._takes_turns else self._n_lanes)
 
     def _queue(self, submission: Submission, *, to_host: bool) -> Steps:
         engine = self._engine
-        ways = Ways.of(to_host=to_host, n_lanes=self._n_lanes)
+        ways = self._ways(to_host=to_host)
         for lane in ways.lanes:
             engine.wait_for_compute(lane)
         sizes = chunk_sizes(submission.sizes, self._chunk_pages, self._n_pages_min)
         first = 0
-        for n in ramped(sizes, self._n_pages_min):
+        before: Event | None = None
+        for number, n in enumerate(ramped(sizes, self._n_pages_min)):
             host_pages = submission.host_pages[first : first + n]
             device_pages = submission.device_pages[first : first + n]
-            self._copies.queue(engine, ways.lanes, host_pages, device_pages, to_host=to_host)
-            yield Queued(ways.record(engine), n)
+            lanes = ways.lanes
+            if self._takes_turns:
+                lanes = (ways.lanes[number % 2],)
+                if before is not None:
+                    engine.wait(lanes[0], before)
+            self._copies.queue(engine, lanes, host_pages, device_pages, to_host=to_host)
+            before = engine.record(lanes[0]) if self._takes_turns else ways.record(engine)
+            yield Queued(before, n)
             first += n
 
 

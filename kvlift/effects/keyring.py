@@ -3,6 +3,7 @@
 Hashing 65,536 tokens takes about a millisecond, so only worker threads ask here.
 """
 
+import hashlib
 import threading
 import weakref
 from collections import OrderedDict
@@ -40,12 +41,16 @@ class KeyRing:
 
     A prompt is known by identity, since comparing tokens would cost as much as it saves. The ring
     keeps the tokens alive only as long as their chain is not wholly computed.
+
+    `shard`: what this rank's pages hold, where one scheduler names the prompts of many ranks and
+    their namespace cannot say it. Every key depends on it.
     """
 
-    def __init__(self, n_prompts_max: int = N_PROMPTS_MAX) -> None:
+    def __init__(self, n_prompts_max: int = N_PROMPTS_MAX, *, shard: str = "") -> None:
         if n_prompts_max < 1:
             raise ValueError(f"a key ring holds at least 1 prompt, not {n_prompts_max}")
         self._n_prompts_max = n_prompts_max
+        self._shard = shard.encode()
         self._chains: OrderedDict[int, _Chain] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -74,10 +79,15 @@ class KeyRing:
                 chain = _Chain(
                     weakref.ref(prompt),
                     prompt.n_pages_full,
-                    page_keys(prompt.namespace, prompt.tokens, prompt.page_tokens),
+                    page_keys(self._seed(prompt), prompt.tokens, prompt.page_tokens),
                 )
                 self._chains[name] = chain
             self._chains.move_to_end(name)
             while len(self._chains) > self._n_prompts_max:
                 self._chains.popitem(last=False)
             return chain
+
+    def _seed(self, prompt: Prompt) -> bytes:
+        if not self._shard:
+            return prompt.namespace
+        return hashlib.sha256(b"kvlift shard 1\0" + prompt.namespace + self._shard).digest()

@@ -17,6 +17,7 @@ from attrs import frozen
 
 from kvlift.core.ids import Attempt, Rid, Ticket
 from kvlift.core.landed import Landed, PeerCause, PeerFailed, PeerLetGo
+from kvlift.core.policy import Switch
 from kvlift.core.prompt import Prompt
 from kvlift.effects import wire
 from kvlift.effects.peers_connection import Connection
@@ -75,8 +76,12 @@ class ZmqPeers:
     - `connect_timeout_s`: for the whole greeting of a node, of which the first hold is the start.
     - `requests_per_peer_max`: one more is `REFUSED`, so that the host can send it elsewhere.
     - `receive_queue_bytes_max`: pages of one node that may wait here to be written.
+    - `tells_dropped`: a node hears of a request also where it was given up before the connection
+      stood: for nodes that keep a prompt before anybody asks for it.
     - `on_landed`: called on the socket's thread after each report; must return at once.
     """
+
+    _linger_s: float | None
 
     def __init__(
         self,
@@ -97,6 +102,7 @@ class ZmqPeers:
         requests_per_peer_max: int = 4_096,
         peers_max: int = 256,
         receive_queue_bytes_max: int = 64 << 20,
+        tells_dropped: Switch = Switch.OFF,
         on_landed: Callable[[], None] | None = None,
     ) -> None:
         settings = PeersSettings(
@@ -115,9 +121,9 @@ class ZmqPeers:
             requests_per_peer_max=requests_per_peer_max,
             peers_max=peers_max,
             receive_queue_bytes_max=receive_queue_bytes_max,
+            tells_dropped=tells_dropped,
         )
-        if not 1 <= memory.page_bytes <= wire.PAGE_BYTES_MAX:
-            raise ValueError(f"pages of {memory.page_bytes} bytes do not fit the wire")
+        _check_page_bytes(memory.page_bytes)
         self._conversations: dict[Ticket, Conversation] = {}
         self._shared = Shared(
             settings=settings,
@@ -129,8 +135,7 @@ class ZmqPeers:
             ended=self._forget,
         )
         self._commands: deque[_Command] = deque()
-        self._waker = Waker()
-        self._linger_s: float | None = None
+        self._waker, self._linger_s = Waker(), None
         self._crash: BaseException | None = None
         self._connections: dict[str, Connection] = {}
         self._turn_s = min(0.1, heartbeat_s / 4, connect_timeout_s / 4, peer_dead_s / 4)
@@ -318,6 +323,11 @@ class ZmqPeers:
     def _bury(self, connection: Connection) -> None:
         if self._connections.get(connection.address) is connection:
             del self._connections[connection.address]
+
+
+def _check_page_bytes(page_bytes: int) -> None:
+    if not 1 <= page_bytes <= wire.PAGE_BYTES_MAX:
+        raise ValueError(f"pages of {page_bytes} bytes do not fit the wire")
 
 
 def _prompt_fault(prompt: Prompt) -> str | None:

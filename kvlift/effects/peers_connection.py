@@ -14,6 +14,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from kvlift.core.ids import Attempt, Rid
 from kvlift.core.landed import PagesArrived, PeerCause, PeerFailed, PeerLetGo, TokenArrived
+from kvlift.core.policy import Switch
 from kvlift.effects import wire
 from kvlift.effects.checksum import crc32
 from kvlift.effects.peers_conversation import Conversation
@@ -101,7 +102,7 @@ class Connection:
         conversation.is_aborted = True
         if conversation.is_told and not conversation.is_gone:
             self._send(wire.Aborted(*key))
-        else:
+        elif self._shared.settings.tells_dropped is Switch.OFF or self._phase is _Phase.OPEN:
             self._let_go(conversation)
 
     # -- opening and closing -------------------------------------------------------------------
@@ -188,6 +189,8 @@ class Connection:
                 self._beat_s = now + self._beat_every_s
                 for conversation in tuple(self.conversations.values()):
                     self._tell(conversation)
+                    if conversation.is_aborted:
+                        self._send(wire.Aborted(conversation.rid, conversation.attempt))
             case wire.Refused():
                 self._refused(message)
             case _:

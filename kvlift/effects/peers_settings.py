@@ -8,6 +8,7 @@ from attrs import field, frozen
 from attrs.validators import ge, gt, le
 
 from kvlift.core.ids import Ticket
+from kvlift.core.policy import Switch
 from kvlift.effects import wire
 from kvlift.effects.peers_conversation import Reports
 from kvlift.effects.ports import DeviceMemory
@@ -34,6 +35,7 @@ class PeersSettings:
     requests_per_peer_max: int = field(validator=ge(1))
     peers_max: int = field(validator=ge(1))
     receive_queue_bytes_max: int = field(validator=ge(1))
+    tells_dropped: Switch = Switch.OFF
 
     def __attrs_post_init__(self) -> None:
         if self.rank >= self.n_ranks:

@@ -22,6 +22,7 @@ from kvlift.core.landed import MirrorEnded, RestoreEnded
 from kvlift.effects import copies_routes
 from kvlift.effects.copies_cpu import CpuCopies
 from kvlift.effects.copies_cuda import CudaCopies, CudaOptions, LayeredBy
+from kvlift.effects.copies_engine import Lane
 from kvlift.effects.copies_jobs import (
     CopyJob,
     Direction,
@@ -106,6 +107,8 @@ def pipelined_world(
     n_lanes: int = 1,
     chunk_pages: int = 4,
     n_buffers: int = 2,
+    in_flight_pages: int = 1 << 20,
+    takes_turns: bool = False,
     seed: int = 0,
     fail_at: int | None = None,
 ) -> tuple[CopiesWorld, ShuffledEngine]:
@@ -116,6 +119,8 @@ def pipelined_world(
         n_lanes=n_lanes,
         chunk_bytes=chunk_pages * memory.page_bytes,
         n_buffers=n_buffers,
+        takes_turns=takes_turns,
+        in_flight_bytes_max=in_flight_pages * memory.page_bytes,
     )
     copies = CudaCopies(host, memory, options=options, engine=engine)
     return world_around(copies, host, memory, engine.run), engine
@@ -142,6 +147,9 @@ WORLDS: dict[str, Callable[[], CopiesWorld]] = {
         LayeredMemory.allocate(MHA, N_DEVICE), layered_by=LayeredBy.ROWS, n_lanes=2, seed=2
     )[0],
     "blocks": lambda: pipelined_world(blocks(N_DEVICE), seed=3)[0],
+    "rows-taking-turns": lambda: pipelined_world(
+        LayeredMemory.allocate(MHA, N_DEVICE), layered_by=LayeredBy.ROWS, takes_turns=True, seed=6
+    )[0],
     "blocks-two-lanes": lambda: pipelined_world(blocks(N_DEVICE), n_lanes=2, seed=4)[0],
 }
 
@@ -359,6 +367,64 @@ def test_a_device_that_refuses_shortens_jobs_and_keeps_their_good_pages(
     # The device is asked again, and now it works.
     copies.start_together([evolve(job, ticket=Ticket(job.ticket + 10)) for job in jobs])
     assert [report.n_pages for report in collected(world, 2)] == [7, 8]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("direction", Direction)
+def test_what_has_no_room_in_the_devices_queue_follows_with_the_next_looks(
+    direction: Direction,
+) -> None:
+    rng = random.Random(1)
+    world, engine = pipelined_world(
+        LayeredMemory.allocate(MHA, N_DEVICE),
+        layered_by=LayeredBy.ROWS,
+        chunk_pages=2,
+        in_flight_pages=4,
+    )
+    copies = world.copies
+    assert isinstance(copies, CudaCopies)
+    is_restore = direction is Direction.RESTORE
+    contents = (fill_host if is_restore else fill_device)(world, range(15), rng)
+    pages = tuple(range(15))
+    copies.start_together(
+        [
+            CopyJob(Ticket(0), direction, pages[:9], pages[:9]),
+            CopyJob(Ticket(1), direction, pages[9:], pages[9:]),
+        ]
+    )
+    # The device holds what was asked for, and not a chunk more.
+    assert sum(engine.batches) == 4
+    reports = copies.landed()
+    while len(reports) < 2:
+        engine.run()
+        reports += copies.landed()
+        assert max(engine.batches) <= 2
+    assert [report.ticket for report in reports] == [0, 1]
+    assert sum(engine.batches) == 15
+    read = world.read_device if is_restore else world.read_host
+    assert [read(page) for page in pages] == contents
+    assert copies.close(1.0)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_batches_that_take_turns_begin_when_the_one_before_has_ended(seed: int) -> None:
+    world, engine = pipelined_world(
+        LayeredMemory.allocate(MHA, N_DEVICE),
+        layered_by=LayeredBy.ROWS,
+        chunk_pages=4,
+        takes_turns=True,
+        seed=seed,
+    )
+    contents = fill_host(world, range(16), random.Random(seed))
+    world.copies.start_restore(Ticket(1), range(16), range(16))
+    first, second = engine.lanes[Lane.TO_DEVICE], engine.lanes[Lane.TO_DEVICE_BESIDE]
+    assert not second[0]()  # it waits for the first batch, which has not run
+    while not second[0]():
+        assert first.popleft()()
+    assert world.copies.landed() == []
+    second.popleft()
+    engine.run()
+    assert world.copies.landed() == [RestoreEnded(Ticket(1), 16)]
+    assert [world.read_device(page) for page in range(16)] == contents
 
 
 def test_a_bad_job_of_a_submission_ends_those_before_it_and_raises() -> None:

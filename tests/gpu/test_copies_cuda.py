@@ -97,6 +97,7 @@ WORLDS: dict[str, Callable[[], CopiesWorld]] = {
     "rows-mha": lambda: rows(MHA),
     "rows-mha-one-by-one": lambda: rows(MHA, batch_rows=False),
     "rows-mha-two-lanes": lambda: rows(MHA, n_lanes=2),
+    "rows-mha-taking-turns": lambda: rows(MHA, takes_turns=True),
     "rows-mha-two-lanes-one-by-one": lambda: rows(MHA, n_lanes=2, batch_rows=False),
     "rows-mla-fp8": lambda: rows(MLA, prefers_overlap=False),
     "rows-odd-bytes": lambda: rows(ODD),

@@ -3,17 +3,19 @@
 import os
 import platform
 import statistics
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import attrs
 from attrs import frozen
 
 
 @frozen(kw_only=True)
 class Row:
     """One figure. `ceiling` is what it is compared with, in the same unit and the same run; `ratio`
-    is value / ceiling."""
+    is value / ceiling. `more`: further fields of its JSON."""
 
     case: str
     value: float
@@ -21,6 +23,11 @@ class Row:
     ceiling: float | None = None
     ratio: float | None = None
     note: str = ""
+    more: Mapping[str, object] = {}
+
+    def as_json(self) -> dict[str, object]:
+        fields = attrs.asdict(self)
+        return {**{name: fields[name] for name in fields if name != "more"}, **self.more}
 
 
 def row(case: str, value: float, unit: str, ceiling: float | None = None, note: str = "") -> Row:
@@ -56,8 +63,14 @@ def median_wall_us(work: Callable[[], object], n_rounds: int) -> float:
 
 
 def machine() -> dict[str, object]:
-    """What the figures were taken on."""
+    """What the figures were taken on; its GPUs where torch is loaded."""
+    torch = sys.modules.get("torch")
+    gpus: dict[str, object] = {}
+    if torch is not None and torch.cuda.is_available():
+        n_gpus, name = torch.cuda.device_count(), torch.cuda.get_device_name(0)
+        gpus = {"gpu": f"{n_gpus} x {name}" if n_gpus > 1 else name, "torch": torch.__version__}
     return {
+        **gpus,
         "processor": _processor(),
         "n_cpus": len(os.sched_getaffinity(0)),
         "system": f"{platform.system()} {platform.release()}",

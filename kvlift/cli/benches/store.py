@@ -11,6 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import attrs
 from attrs import define
 
 from kvlift.cli.benches.row import Row, row
@@ -28,6 +29,7 @@ N_PAGES = 64
 N_ROUNDS = 3
 N_THREADS = 4
 GB = 1e9
+NOTE = f"ceiling: raw O_DIRECT, {N_THREADS} threads; with the checksum"
 
 
 @define
@@ -79,6 +81,7 @@ def _disk() -> str:
 def _measure(folder: Path, progress: Callable[[str], None]) -> list[Row]:
     pool = HostPool(N_PAGES, PAGE_BYTES, pinned=False)
     spent: dict[str, list[float]] = {"raw-write": [], "raw-read": [], "write": [], "read": []}
+    cpu: dict[str, list[float]] = {"write": [], "read": []}
     raw = Raw(folder, pool)
     for number in range(N_ROUNDS):
         progress(f"round {number + 1} of {N_ROUNDS}")
@@ -90,26 +93,30 @@ def _measure(folder: Path, progress: Callable[[str], None]) -> list[Row]:
         store = FileStore(folder / f"store-{number}", pool, n_threads=N_THREADS)
         prompt = Prompt(bytes(KEY_BYTES), token_bytes(range(64 * N_PAGES)), 64)
         run = PageRun(prompt, tuple(range(N_PAGES)))
-        begin_s = time.perf_counter()
+        begin_s, begin_cpu_s = time.perf_counter(), time.process_time()
         store.start_persist(Ticket(1), run, list(range(N_PAGES)))
         assert _end_of(store) == PersistEnded(Ticket(1), N_PAGES)
         spent["write"].append(time.perf_counter() - begin_s)
+        cpu["write"].append(time.process_time() - begin_cpu_s)
         for page in range(N_PAGES):
             pool.page_view(page)[:64] = bytes(64)
-        begin_s = time.perf_counter()
+        begin_s, begin_cpu_s = time.perf_counter(), time.process_time()
         store.start_prefetch(Ticket(2), run, list(range(N_PAGES)))
         assert _end_of(store) == PrefetchEnded(Ticket(2), N_PAGES)
         spent["read"].append(time.perf_counter() - begin_s)
+        cpu["read"].append(time.process_time() - begin_cpu_s)
         for page in range(N_PAGES):
             assert pool.page_view(page) == truth[page % 4], "a page came back different"
         assert store.close(10)
         _clear(folder / f"store-{number}")
     size = N_PAGES * PAGE_BYTES / GB
     rates = {case: size / statistics.median(seconds) for case, seconds in spent.items()}
-    note = f"ceiling: raw O_DIRECT, {N_THREADS} threads; with the checksum"
     return [
-        row("read-8MiB", rates["read"], "GB/s", rates["raw-read"], note),
-        row("write-8MiB", rates["write"], "GB/s", rates["raw-write"], note),
+        attrs.evolve(
+            row(f"{case}-8MiB", rates[case], "GB/s", rates[f"raw-{case}"], NOTE),
+            more={"cpu_s_a_gb": round(statistics.median(cpu[case]) / size, 4)},
+        )
+        for case in ("read", "write")
     ]
 
 
