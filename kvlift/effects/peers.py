@@ -140,8 +140,7 @@ class ZmqPeers:
         self._connections: dict[str, Connection] = {}
         self._turn_s = min(0.1, heartbeat_s / 4, connect_timeout_s / 4, peer_dead_s / 4)
         self._pauses = Pauses(max(1.0, self._turn_s * 4))
-        self._thread = threading.Thread(target=self._live, name="kvlift-peers", daemon=True)
-        self._thread.start()
+        self._thread = _started(self._live)
 
     # -- the port; called on the tick's thread ---------------------------------------------------
 
@@ -323,6 +322,12 @@ class ZmqPeers:
     def _bury(self, connection: Connection) -> None:
         if self._connections.get(connection.address) is connection:
             del self._connections[connection.address]
+
+
+def _started(live: Callable[[], None]) -> threading.Thread:
+    thread = threading.Thread(target=live, name="kvlift-peers", daemon=True)
+    thread.start()
+    return thread
 
 
 def _check_page_bytes(page_bytes: int) -> None:

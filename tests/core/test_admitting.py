@@ -223,6 +223,7 @@ def test_a_retracted_request_is_neither_a_follower_nor_a_reader() -> None:
     admit(draft)
     phase = filled(draft)
     assert (phase.follow, phase.parts, phase.wanted) == (None, (), ())
+    assert phase.plan.bounds == Bounds(device=0, shared=0, host=0, storage=0)
 
 
 def test_who_fits_is_admitted_up_to_the_last_page_and_evicts_for_it() -> None:
@@ -242,6 +243,8 @@ def test_who_fits_is_admitted_up_to_the_last_page_and_evicts_for_it() -> None:
 @pytest.mark.parametrize("n_given", [0, 1, 2])
 def test_pages_of_the_hosts_own_cache_are_here_already(n_given: int) -> None:
     draft = draft_of(evolve(POLICY, device_tier=Switch.OFF))
+    wait(draft, "L", prompt_of(1, 2, 4))
+    admit(draft)
     request = evolve(wait(draft, "A", prompt_of(1, 2, 3)), n_pages_given=n_given)
     draft.requests[request.attempt] = request
     admit(draft)
@@ -251,5 +254,5 @@ def test_pages_of_the_hosts_own_cache_are_here_already(n_given: int) -> None:
     )
     assert phase.parts == ((given,) if n_given else ())
     assert phase.plan.bounds.device == n_given
-    assert phase.lease.n_shared == 0
+    assert (phase.lease.n_shared, phase.follow) == (0, None)
     assert len(phase.lease.own) == 3

@@ -120,3 +120,11 @@ def test_pages_that_are_below_already_need_no_place(persist: Switch) -> None:
     assert said == Adopted(positions=())
     assert after.descents == ()
     assert decision.arrows == ()
+
+
+def test_places_are_named_by_their_page_and_are_of_no_priority() -> None:
+    policy = evolve(BIG, persist=Switch.OFF)
+    agreed, _ = adopted(start(policy), Tier.HOST, 1, 2)
+    after, _decision, said = stow_agreed(agreed, PATH, 0, 4, policy)
+    assert said.positions == (0, 2, 3)
+    assert {segment.priority for segment in after.index.segments.values()} == {0}

@@ -22,7 +22,7 @@ from kvlift.core.ballot import (
     slots,
     to_wire,
 )
-from kvlift.core.ids import Ticket
+from kvlift.core.ids import Attempt, Rid, Ticket
 from kvlift.core.observation import Observation
 from tests.core.test_ballot import POLICY, REQUEST, _agreed
 
@@ -72,8 +72,10 @@ def test_proofs_are_numbers_of_62_bits() -> None:
     named = _agreed(0, requests={REQUEST.attempt: REQUEST})
     assert 0 <= digest_of_requests(named) < BIG
     assert digest_of_requests(named) != requests
-    eight = blake2b(b"1:A", digest_size=8).digest()
-    assert digest_of_requests(named) == int.from_bytes(eight, "little") % BIG
+    second = evolve(REQUEST, rid=Rid("B"), attempt=Attempt(2))
+    two = _agreed(0, requests={REQUEST.attempt: REQUEST, second.attempt: second})
+    eight = blake2b(b"1:A\x002:B", digest_size=8).digest()
+    assert digest_of_requests(two) == int.from_bytes(eight, "little") % BIG
 
 
 def test_the_first_proof_that_differs_is_named() -> None:

@@ -57,7 +57,8 @@ def test_the_first_follower_inherits_what_its_leader_brings() -> None:
     assert isinstance(fourth, Filling)
     assert third.follow is not None
     assert fourth.follow is not None
-    assert {third.follow.leader, fourth.follow.leader} <= {leader.attempt, heir.attempt}
+    assert third.follow == Follow(leader=heir.attempt, stop=3)
+    assert fourth.follow == Follow(leader=leader.attempt, stop=4), "the heir does not go so far"
 
 
 def test_who_has_no_peer_or_follows_another_inherits_nothing() -> None:
