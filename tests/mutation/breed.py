@@ -113,7 +113,7 @@ def _rendered(function: libcst.FunctionDef, owner: str | None) -> str:
         inside = libcst.IndentedBlock(body=[function])
         shell = libcst.ClassDef(name=libcst.Name(owner), body=inside)
         text = libcst.Module(body=[shell]).code.partition("\n")[2]
-    return text.lstrip("\n")
+    return str(text).lstrip("\n")
 
 
 def _span(old: str, new: str) -> tuple[int, int]:
