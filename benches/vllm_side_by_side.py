@@ -7,18 +7,15 @@ Three set-ups are up at the same time: one instance alone, a prefill/decode pair
 with kvlift. Turn by turn, each is asked the same, in an order that rotates. First the conversations
 come one after the other (the device's cache holds one of them), then several take turns (it does
 not hold them all). Decode instances and the lone one have equally many blocks. NIXL's workers poll
-all the time, so they are stopped (SIGSTOP) while another set-up has its turn: a machine of two
-cores has none left over for them. Needs the environment of `make test-vllm`, about 10 GB of memory
-and some minutes.
+all the time, which on few cores costs everyone, NIXL most. Needs the environment of
+`make test-vllm`, about 10 GB of memory and some minutes.
 """
 
 import argparse
-import contextlib
 import json
 import os
 import platform
 import re
-import signal
 import statistics
 import subprocess
 import sys
@@ -45,8 +42,6 @@ RECEIVED: Final = {
     "kvlift": "vllm:kvlift_bytes_received_total",
 }
 """The counter of the decode instance that says what came from the prefill instance."""
-
-POLLS: Final = ("nixl",)
 
 SOURCES: Final = ("device", "host", "disk", "p2p")
 
@@ -133,29 +128,6 @@ def schedule(scripts: Sequence[Script], *, in_rotation: bool) -> Iterator[tuple[
         yield from ((it, turn) for it in range(len(scripts)) for turn in range(n_turns))
 
 
-@contextlib.contextmanager
-def awake(up: SetUp) -> Iterator[None]:
-    """A set-up that polls runs only while it is asked."""
-    if up.name not in POLLS:
-        yield
-        return
-    for process in up.processes:
-        process.send(signal.SIGCONT)
-    time.sleep(0.2)
-    try:
-        yield
-    finally:
-        for process in up.processes:
-            process.send(signal.SIGSTOP)
-
-
-def asked_awake(
-    how: str, turn: int, prompt: Sequence[int], n_answer: int, n_known: int, to: SetUp
-) -> Turn:
-    with awake(to):
-        return asked(how, turn, prompt, n_answer, n_known, to)
-
-
 def play(how: str, scripts: Sequence[Script], ups: Sequence[SetUp]) -> Iterator[Turn]:
     """The first set-up's answers are everyone's history, so all are asked the same."""
     history: list[list[Answer]] = [[] for _ in scripts]
@@ -165,8 +137,7 @@ def play(how: str, scripts: Sequence[Script], ups: Sequence[SetUp]) -> Iterator[
         last = scripts[it].prompt(turn - 1, history[it]) if turn else []
         n_known = len(last) + scripts[it].n_answer - 1 if turn else 0
         found = {
-            up.name: asked_awake(how, turn, prompt, scripts[it].n_answer, n_known, up)
-            for up in order
+            up.name: asked(how, turn, prompt, scripts[it].n_answer, n_known, up) for up in order
         }
         history[it].append(found[ups[0].name].answer)
         order = [*order[1:], order[0]]
@@ -275,8 +246,6 @@ def measured(chosen: argparse.Namespace, folder: Path) -> dict[str, Any]:
         half = chosen.conversations
         turns = list(play("one at a time", scripts[:half], ups))
         turns += play("in rotation", scripts[half:], ups)
-        for process in (one for up in ups for one in up.processes):
-            process.send(signal.SIGCONT)  # so that it can be told to end
     return {
         "bench": "vllm-side-by-side",
         **known,
