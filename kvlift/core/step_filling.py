@@ -213,7 +213,16 @@ def _part_short(phase: Filling, part: Part | None, n_good: int) -> Step:
         return phase, ()
     before = _with_part(phase, part, evolve(part, n_good=n_good))
     after, deeds = _cut(before, part.start + n_good)
-    return after, (*_forget_stored(part, n_good), *deeds)
+    return after, (*_forget_stored(part, n_good), *_given_up(part, n_good), *deeds)
+
+
+def _given_up(part: Part, n_good: int) -> tuple[Deed, ...]:
+    """A read of which nothing is left goes on where it has not failed, and nobody waits for it.
+
+    While something is left, the copy behind it waits for its end, and its deadline holds."""
+    if n_good > 0 or part.read is None:
+        return ()
+    return (GiveUpRead(part.read, 0),)
 
 
 def _forget_stored(part: Part, n_good: int) -> tuple[Deed, ...]:

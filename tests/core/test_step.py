@@ -369,6 +369,18 @@ def test_a_late_read_is_given_up_also_when_all_that_is_still_wanted_has_come() -
     assert after.plan.bounds == short.plan.bounds
 
 
+def test_a_read_of_which_nothing_is_left_is_given_up_on_the_ranks_where_it_still_goes_on() -> None:
+    """Otherwise nobody would: the copy behind it is dropped, and the request goes on without it.
+
+    A silent storage of another rank would keep the host pages for ever."""
+    after, deeds = step(FILLINGS[0], ReadShort(READ, 0))
+    assert isinstance(after, Filling)
+    assert GiveUpRead(READ, 0) in deeds
+    failed_copy, more = step(FILLINGS[0], CopyShort(CHAINED, 0))
+    assert isinstance(failed_copy, Filling)
+    assert GiveUpRead(READ, 0) in more
+
+
 def test_the_way_down_takes_every_arrow_of_its_table_and_no_other() -> None:
     taken = set()
     for phase, reach, event in itertools.product(DOWN, Reach, DOWN_EVENTS):

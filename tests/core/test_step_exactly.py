@@ -152,7 +152,12 @@ def test_a_read_that_is_short_moves_the_boundary_and_its_page_is_no_hit_any_more
     assert deeds == (ForgetStored(3, 4), AnnounceShrunk(3))
     after, deeds = filled(FILL, ReadShort(READ, 0))
     assert after == evolve(FILL, plan=cut(2), parts=(RESTORE, evolve(CHAIN, n_good=0)))
-    assert deeds == (ForgetStored(2, 3), AnnounceShrunk(2), GiveUpCopy(CHAINED))
+    assert deeds == (
+        ForgetStored(2, 3),
+        GiveUpRead(READ, 0),
+        AnnounceShrunk(2),
+        GiveUpCopy(CHAINED),
+    )
     assert step(FILL, ReadShort(READ, 2))[0] is FILL
     assert step(FILL, ReadShort(Ticket(99), 0))[0] is FILL
 
