@@ -20,11 +20,12 @@ from kvlift.core.landed import Landed, PeerCause, PeerFailed, PeerLetGo
 from kvlift.core.policy import Switch
 from kvlift.core.prompt import Prompt
 from kvlift.effects import wire
+from kvlift.effects.patience import Pauses
 from kvlift.effects.peers_connection import Connection
 from kvlift.effects.peers_conversation import Conversation, Reports, Wanted
 from kvlift.effects.peers_settings import PeersSettings, Shared
 from kvlift.effects.ports import DeviceMemory
-from kvlift.effects.wire_io import Pauses, QuietLog, Waker
+from kvlift.effects.wire_io import QuietLog, Waker
 from kvlift.effects.wire_security import CurveClient, SharedSecret
 
 _LOG = logging.getLogger(__name__)

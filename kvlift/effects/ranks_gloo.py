@@ -23,12 +23,10 @@ import torch.distributed as dist
 from attrs import define, field
 
 from kvlift.effects.lone_rank import checked_ballot
+from kvlift.effects.patience import Patience
 from kvlift.effects.ports import RankLate, RankLost
 from kvlift.effects.ranks_heartbeat import Heartbeat, Standing
 from kvlift.effects.ranks_rendezvous import GroupShape, Rendezvous
-
-LOOK_UP_S = 0.05
-"""How often a waiting rank looks whether another one has left or given up."""
 
 
 class _Reduces(Protocol):
@@ -61,6 +59,22 @@ def join_store(host: str, port: int, timeout_s: float = 30.0) -> dist.TCPStore:
     return dist.TCPStore(
         host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=timeout_s)
     )
+
+
+def has_ended_within(work: dist.Work, wait_s: float) -> bool:
+    """Whether a collective ended well. Raises RuntimeError, torch's, where it failed.
+
+    A wait below 1 ms would be rounded to 0, which means forever to torch.
+    """
+    try:
+        work.wait(timedelta(seconds=max(wait_s, 0.001)))
+    except RuntimeError:
+        if not work.is_completed():
+            return False
+        if work.is_success():
+            return True
+        raise
+    return True
 
 
 @define(eq=False)
@@ -146,10 +160,10 @@ class GlooRanks:
         return tuple(numbers)
 
     def _wait_for(self, work: dist.Work) -> None:
-        give_up_at_s = time.monotonic() + self.deadline_s
-        while not self._ended_within(work, LOOK_UP_S, give_up_at_s):
+        patience = Patience(self.deadline_s)
+        while not self._ended_within(work, patience):
             self._heed_the_others(heed_left=True)
-            if time.monotonic() >= give_up_at_s:
+            if not patience.left_s():
                 late = self._beat.silent_ranks(self.silence_s) or self._beat.behind_ranks()
                 raise self._given_up(RankLate(late, self.deadline_s))
 
@@ -177,32 +191,23 @@ class GlooRanks:
             raise RuntimeError(f"this group is over ({self._over}): close it and start a new one")
         return self._gloo
 
-    def _ended_within(self, work: dist.Work, wait_s: float, give_up_at_s: float) -> bool:
-        """Whether the reduction ended well. Raises RankLost where it failed.
-
-        A wait below 1 ms would be rounded to 0, which means forever to torch.
-        """
-        wait_s = max(min(wait_s, give_up_at_s - time.monotonic()), 0.001)
+    def _ended_within(self, work: dist.Work, patience: Patience) -> bool:
+        """Whether the reduction ended well. Raises RankLost where it failed."""
         try:
-            work.wait(timedelta(seconds=wait_s))
+            return has_ended_within(work, patience.turn_s())
         except RuntimeError as error:
-            if not work.is_completed():
-                return False
-            if work.is_success():
-                return True
-            self._name_the_lost(str(error), give_up_at_s)
-        return True
+            raise self._name_the_lost(str(error), patience) from None
 
-    def _name_the_lost(self, reason: str, give_up_at_s: float) -> None:
+    def _name_the_lost(self, reason: str, patience: Patience) -> RankLate | RankLost:
         """gloo knows an address at best; the heartbeat knows the rank a moment later."""
         first_line = reason.splitlines()[0][:200] if reason else "its connection failed"
-        while time.monotonic() < give_up_at_s:
+        while patience.left_s():
             self._heed_the_others(heed_left=True)
             silent = self._beat.silent_ranks(self.silence_s)
             if silent:
-                raise self._given_up(RankLost(silent, first_line))
+                return self._given_up(RankLost(silent, first_line))
             time.sleep(self._beat.period_s / 2)
-        raise self._given_up(RankLost(self._beat.behind_ranks(), first_line))
+        return self._given_up(RankLost(self._beat.behind_ranks(), first_line))
 
     def _heed_the_others(self, *, heed_left: bool) -> None:
         """Raises what another rank has already found out, instead of waiting for it again."""

@@ -8,6 +8,7 @@ import torch.distributed as dist
 from attrs import define, field, frozen
 
 from kvlift.effects.lone_rank import REPORT_BYTES_MAX, checked_report
+from kvlift.effects.patience import Patience
 from kvlift.effects.ports import RankLate, RankLost
 
 LOOK_S = 0.005
@@ -81,7 +82,9 @@ class Rendezvous:
 
         thread = threading.Thread(target=gather, name="kvlift-exchange", daemon=True)
         thread.start()
-        thread.join(deadline_s + 0.5)
+        patience = Patience(deadline_s + 0.5)
+        while thread.is_alive() and patience.left_s():
+            thread.join(patience.turn_s())
         if reports:
             return reports[0]
         raise failures[0] if failures else RankLost((), NO_STORE)
@@ -89,9 +92,9 @@ class Rendezvous:
     def _gathered(self, topic: str, own: bytes, timeout_s: float) -> list[bytes]:
         self.store.set(f"{topic}/{self.rank}", base64.b64encode(own).decode())
         keys = [f"{topic}/{rank}" for rank in range(self.n_ranks)]
-        give_up_at_s = time.monotonic() + timeout_s
+        patience = Patience(timeout_s)
         while not self.store.check(keys):
-            if time.monotonic() >= give_up_at_s:
+            if not patience.left_s():
                 missing = tuple(r for r, key in enumerate(keys) if not self.store.check([key]))
                 raise RankLate(missing, timeout_s)
             time.sleep(LOOK_S)

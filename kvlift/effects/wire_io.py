@@ -65,20 +65,6 @@ class QuietLog:
         self._next_s = now + LOG_EVERY_S
 
 
-@define(eq=False)
-class Pauses:
-    """Finds out that this very thread stood still, so that nobody else is blamed for it."""
-
-    _turn_max_s: float
-    _last_s: float = field(factory=time.monotonic, init=False)
-
-    def slept_s(self, now: float) -> float:
-        """Seconds by which the last turn was longer than it can be by itself."""
-        slept = now - self._last_s - self._turn_max_s
-        self._last_s = now
-        return max(0.0, slept)
-
-
 def frames_of_next(source: Socket, n_frames_max: int) -> list[zmq.Frame] | None:
     """The next message without waiting, or None. Frames beyond `n_frames_max + 1` are dropped.
 

@@ -23,6 +23,7 @@ from typing import Self
 import zmq
 
 from kvlift.core.ids import Attempt, Rid
+from kvlift.effects.patience import Pauses
 from kvlift.effects.wire import (
     HEADER_BYTES_MAX,
     SEAL_BYTES_MAX,
@@ -30,7 +31,7 @@ from kvlift.effects.wire import (
     address_fault,
     new_incarnation,
 )
-from kvlift.effects.wire_io import Context, Pauses, Socket, Waker, frames_of_next, views
+from kvlift.effects.wire_io import Context, Socket, Waker, frames_of_next, views
 from kvlift.effects.wire_security import CurveServer, Doorkeeper, SharedSecret, is_loopback
 from kvlift.runtime.prefill_desk import Desk
 from kvlift.runtime.prefill_ports import Limits, Outlet, PageSource

@@ -3,10 +3,13 @@
 import time
 from multiprocessing.connection import Connection
 
+import torch
+import torch.distributed as dist
 from attrs import frozen
 
 from kvlift.effects.ports import RankLate, RankLost
 from kvlift.effects.ranks_gloo import GlooRanks, join_store
+from kvlift.runtime.worker.rank_ports import sum_over_ranks
 
 
 @frozen
@@ -41,6 +44,27 @@ def tick_until_it_ends(
             how, after_s = type(error).__name__, failed_at_s - called_at_s
             to_test.send(Ended(how, error.ranks, after_s, closed_in_s, str(error)))
             return
+        n_rounds += 1
+        if n_rounds == 10:
+            to_test.send("ticking")
+
+
+def sum_until_it_ends(
+    rank: int, n_ranks: int, port: int, deadline_s: float, to_test: Connection
+) -> None:
+    """A model's sums over the ranks. Reports "ticking" after ten."""
+    store = dist.PrefixStore("model", join_store("127.0.0.1", port))
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=n_ranks)
+    n_rounds = 0
+    while True:
+        called_at_s = time.monotonic()
+        try:
+            assert sum_over_ranks(deadline_s, torch.ones(3)).tolist() == [n_ranks] * 3
+        except RuntimeError as error:
+            after_s = time.monotonic() - called_at_s
+            to_test.send(Ended("RuntimeError", (), after_s, 0.0, str(error)))
+            return
+        time.sleep(0.005)
         n_rounds += 1
         if n_rounds == 10:
             to_test.send("ticking")

@@ -22,6 +22,7 @@ from kvlift.effects.ranks_heartbeat import Line, Standing
 from tests.effects.rank_process import (
     Ended,
     rounds_per_second,
+    sum_until_it_ends,
     tick_once_and_leave,
     tick_until_it_ends,
 )
@@ -222,10 +223,12 @@ def processes() -> Iterator[Processes]:
     group.end()
 
 
-def start_ticking(processes: Processes, n_ranks: int) -> None:
+def start_ticking(
+    processes: Processes, n_ranks: int, loop: Callable[..., None] = tick_until_it_ends
+) -> None:
     port = processes.launcher.port
     for rank in range(n_ranks):
-        processes.start(tick_until_it_ends, rank, n_ranks, port, DEADLINE_S)
+        processes.start(loop, rank, n_ranks, port, DEADLINE_S)
     for rank in range(n_ranks):
         assert processes.heard(rank) == "ticking"
 
@@ -250,6 +253,28 @@ def test_a_stopped_rank_is_named_by_all_others_within_the_deadline(
     assert isinstance(woken, Ended)
     assert woken.how == "RankLost"
     assert set(woken.ranks) <= {0, 1, 2} - {stopped}
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("loop", [tick_until_it_ends, sum_until_it_ends])
+def test_ranks_that_all_stood_still_for_longer_than_the_deadline_go_on(
+    processes: Processes, loop: Callable[..., None]
+) -> None:
+    """Rank 0 falls asleep first and wakes up last: the others were waiting for it meanwhile."""
+    start_ticking(processes, 3, loop)
+    for rank in range(3):
+        processes.signal(rank, signal.SIGSTOP)
+        time.sleep(0.1)
+    time.sleep(DEADLINE_S)
+    for rank in (1, 2, 0):
+        processes.signal(rank, signal.SIGCONT)
+        time.sleep(0.1)
+    time.sleep(DEADLINE_S)
+    assert not any(pipe.poll(0) for pipe in processes.pipes), "none has given up"
+    processes.signal(0, signal.SIGSTOP)
+    ended = processes.heard(1)
+    assert isinstance(ended, Ended), "and who is really late is still found"
+    assert DEADLINE_S / 2 < ended.after_s < DEADLINE_S + 0.5
 
 
 @pytest.mark.real

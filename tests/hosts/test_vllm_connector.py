@@ -1,5 +1,6 @@
 """kvlift in vLLM, with a double of the engine: every byte that a request stands on is compared."""
 
+import contextlib
 import random
 import threading
 import time
@@ -93,7 +94,13 @@ def forget(engine: Engine, *tiers: Tier) -> None:
 
 
 def files(folder: Path) -> list[Path]:
-    return [path for path in folder.rglob("*") if path.is_file() and path.stat().st_size > 300]
+    """Finished pages; one that is being written may be renamed at any moment."""
+    found = []
+    for path in folder.rglob("*.page"):
+        with contextlib.suppress(FileNotFoundError):
+            if path.stat().st_size > 300:
+                found.append(path)
+    return found
 
 
 def test_the_host_gives_a_prompt_back(make: Make) -> None:

@@ -313,7 +313,7 @@ class Engine:
             else:
                 n_computed = request.num_computed_tokens
             n_wanted = n_computed if is_async else request.num_tokens
-            if is_async and not self._fits(request, len(cached)):
+            if is_async and not self._fits(request, cached, skipped):
                 break
             self.pool.touch(cached)
             request.blocks += cached
@@ -336,12 +336,13 @@ class Engine:
         self.waiting.extendleft(reversed(skipped))
         return scheduled
 
-    def _fits(self, request: Request, n_cached: int) -> bool:
+    def _fits(self, request: Request, cached: Sequence[Block], skipped: Sequence[Request]) -> bool:
         """Whoever loads holds blocks and can't be preempted: so all of it has to fit, beside what
-        the others that load will still need."""
-        loading = [r for r in self.waiting if r.blocks and r is not request]
+        the others that load will still need. A cached block that nobody holds is a free one."""
+        loading = [r for r in (*skipped, *self.waiting) if r.blocks and r is not request]
         owed = sum(-(-r.num_tokens // BLOCK) - len(r.blocks) for r in loading)
-        return -(-request.num_tokens // BLOCK) - n_cached + owed <= len(self.pool.free)
+        n_held = sum(block.ref_cnt > 0 for block in cached)
+        return -(-request.num_tokens // BLOCK) - n_held + owed <= len(self.pool.free)
 
     def _cached(self, request: Request) -> list[Block]:
         found: list[Block] = []

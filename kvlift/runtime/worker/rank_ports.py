@@ -15,9 +15,10 @@ from kvlift.effects.copies_cpu import CpuCopies
 from kvlift.effects.device_memory import LayeredMemory
 from kvlift.effects.host_pool import HostPool
 from kvlift.effects.lone_rank import LoneRank
+from kvlift.effects.patience import Patience
 from kvlift.effects.peers import ZmqPeers
 from kvlift.effects.ports import Copies, Ranks
-from kvlift.effects.ranks_gloo import GlooRanks, join_store
+from kvlift.effects.ranks_gloo import GlooRanks, has_ended_within, join_store
 from kvlift.effects.stores.files import FileStore
 from kvlift.effects.wire_security import SharedSecret
 from kvlift.runtime.config import Config, ConfigError
@@ -208,11 +209,15 @@ def model_all_reduce(orders: ProcessOrders) -> AllReduce:
         world_size=settings.n_ranks,
         timeout=timedelta(seconds=settings.start_timeout_s),
     )
-    return functools.partial(_sum_over_ranks, timedelta(seconds=settings.ballot_deadline_s))
+    return functools.partial(sum_over_ranks, settings.ballot_deadline_s)
 
 
-def _sum_over_ranks(deadline: timedelta, tensor: torch.Tensor) -> torch.Tensor:
+def sum_over_ranks(deadline_s: float, tensor: torch.Tensor) -> torch.Tensor:
+    """In place, over the default group. Raises RuntimeError where a rank does not come in time."""
     work = dist.all_reduce(tensor, async_op=True)
     assert work is not None, "an asynchronous collective returns its work"
-    work.wait(deadline)
+    patience = Patience(deadline_s)
+    while not has_ended_within(work, patience.turn_s()):
+        if not patience.left_s():
+            raise RuntimeError(f"a rank has not come to a sum within {deadline_s:g} s")
     return tensor
