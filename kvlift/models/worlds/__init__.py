@@ -11,6 +11,7 @@ from kvlift.models.worlds.claims import CALM_SHARE
 from kvlift.models.worlds.decode import decode
 from kvlift.models.worlds.hasty import hasty
 from kvlift.models.worlds.heirs import heirs, unfound
+from kvlift.models.worlds.hole import hole
 from kvlift.models.worlds.hosted import hosted
 from kvlift.models.worlds.late import late, pair
 from kvlift.models.worlds.line import queue, urgent
@@ -58,6 +59,7 @@ WORLDS: Final[Mapping[str, WorldFactory]] = MappingProxyType(
         "hurry": hurry,
         "calm": calm,
         "stow": stow,
+        "hole": hole,
         "late": late,
         "pair": pair,
         "down": down,

@@ -100,7 +100,10 @@ def grows(*, deep: bool) -> Growing:
 
 
 def back(*, deep: bool) -> Situation:
-    """Write-back: dirty pages are no room until they are safe below."""
+    """Write-back on a tight device: pages go down, or fail to, while a request waits for room.
+
+    That a dirty page is no room is not a claim of this world: where one is given away too early the
+    cache is smaller, and no page is wrong. Stories and `tests/core` hold it."""
     return Situation(
         name="back",
         lives=(
