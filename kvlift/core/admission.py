@@ -6,6 +6,8 @@ top of the reserve for the growth of those that are further; so no request that 
 waits for pages. The head of the line may be overtaken `bypass_max` times, then it holds the line.
 """
 
+from bisect import insort
+from collections.abc import Sequence
 from itertools import takewhile
 
 from attrs import evolve, frozen
@@ -42,6 +44,7 @@ class Offer:
 def admit(draft: Draft) -> None:
     """Admit what fits, in order of priority, then of submission."""
     n_passed_over = 0
+    further = further_ones(draft)
     for request in _queue(draft)[:N_TRIED_MAX]:
         phase = request.phase
         assert isinstance(phase, Waiting | Resuming)
@@ -49,7 +52,7 @@ def admit(draft: Draft) -> None:
             continue
         if isinstance(phase, Waiting) and _must_ask_again(draft, request, phase):
             continue
-        offer = offer_for(draft, request)
+        offer = offer_for(draft, request, further)
         if offer is None:
             if not is_going_down(draft):
                 start_down(draft, request.prompt.n_pages)
@@ -60,6 +63,12 @@ def admit(draft: Draft) -> None:
         if n_passed_over:
             _count_bypass(draft, request)
         _admit(draft, request, offer)
+        insort(further, draft.requests[request.attempt], key=lambda admitted: admitted.attempt)
+
+
+def further_ones(draft: Draft) -> list[Request]:
+    """Those that have been admitted, in order of submission: they grow, and bring pages."""
+    return [r for r in draft.requests.values() if isinstance(r.phase, Filling | Ready | Running)]
 
 
 def _queue(draft: Draft) -> list[Request]:
@@ -108,15 +117,17 @@ def hit_in(index: Index, prompt: Prompt, n_given: int, policy: Policy) -> Hit:
     return Hit(n_given, host_hit(index, prompt, n_given))
 
 
-def offer_for(draft: Draft, request: Request) -> Offer | None:
-    """What the request would get, or None where it does not fit. Changes nothing."""
+def offer_for(draft: Draft, request: Request, further: Sequence[Request]) -> Offer | None:
+    """What the request would get, or None where it does not fit. Changes nothing.
+
+    `further`: `further_ones`, counted once a tick: a queue may be very long."""
     prompt = request.prompt
     n_given = request.n_pages_given
     hit = hit_of(draft, prompt, n_given)
     leader: Attempt | None = None
     shared = hit.device
     if isinstance(request.phase, Waiting) and draft.policy.device_tier is Switch.ON:
-        leader, shared = _leader(draft, request, hit.device)
+        leader, shared = _leader(request, hit.device, further)
     host = max(hit.host, shared)
     n_fetch = 0
     if isinstance(request.phase, Waiting):
@@ -126,17 +137,14 @@ def offer_for(draft: Draft, request: Request) -> Offer | None:
     n_newly_pinned = _n_idle(draft, prompt, Tier.DEVICE, 0, n_pinned)
     room = draft.n_device_free() + draft.index.n_device_idle - n_newly_pinned
     room -= n_device_dirty(draft)
-    if n_device > room - _n_reserved_for_growth(draft):
+    if n_device > room - _n_reserved_for_growth(draft.policy, further):
         return None
     bounds = Bounds(device=hit.device, shared=shared, host=host, storage=host + n_fetch)
     return Offer(bounds=bounds, leader=leader, n_device=n_device, n_fetch=n_fetch)
 
 
-def _n_reserved_for_growth(draft: Draft) -> int:
-    if draft.policy.decode_reserve_pages == 0:
-        return 0
-    further = [r for r in draft.requests.values() if isinstance(r.phase, Filling | Ready | Running)]
-    return draft.policy.decode_reserve_pages * len(further)
+def _n_reserved_for_growth(policy: Policy, further: Sequence[Request]) -> int:
+    return policy.decode_reserve_pages * len(further)
 
 
 def _n_idle(draft: Draft, prompt: Prompt, tier: Tier, start: int, stop: int) -> int:
@@ -150,11 +158,13 @@ def _n_idle(draft: Draft, prompt: Prompt, tier: Tier, start: int, stop: int) -> 
     return n_pages
 
 
-def _leader(draft: Draft, request: Request, n_device: int) -> tuple[Attempt | None, int]:
+def _leader(
+    request: Request, n_device: int, further: Sequence[Request]
+) -> tuple[Attempt | None, int]:
     """Who brings the most pages of this prompt already, and up to which page."""
     best: Attempt | None = None
     shared = n_device
-    for other in draft.requests.values():
+    for other in further:
         if not isinstance(other.phase, Filling) or other.phase.plan.rest is not Source.PEER:
             continue
         n_common = n_pages_in_common(request.prompt, other.prompt, shared)

@@ -233,13 +233,11 @@ class Desk:
         self.follow_on(read, n_kept)
 
     def _cancel_restore(self, ticket: Ticket) -> None:
+        """One that hangs on a read has ended by now: the read is given up first."""
         watch = self.watches.get(ticket)
         if watch is None or watch.has_begun or watch.has_ended:
             return
         self._unpark(ticket)
-        for read, chain in list(self.chains.items()):
-            if chain.restore == ticket:
-                del self.chains[read]
         self.watches[ticket] = ended_with(watch, 0)
 
     def _unpark(self, ticket: Ticket) -> None:

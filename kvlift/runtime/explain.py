@@ -10,7 +10,7 @@ from typing import Final
 
 from attrs import define, field, frozen
 
-from kvlift.core.admission import offer_for
+from kvlift.core.admission import further_ones, offer_for
 from kvlift.core.agreed import Agreed, Request
 from kvlift.core.draft import Draft
 from kvlift.core.ids import Attempt
@@ -228,7 +228,7 @@ def why_waiting(agreed: Agreed, request: Request, policy: Policy) -> tuple[str, 
             return "tail", "waits for the copy of its last page before it can come back"
         case Waiting(n_bypassed=n_bypassed) | Resuming(n_bypassed=n_bypassed):
             draft = Draft(agreed, policy)
-            if offer_for(draft, request) is not None:
+            if offer_for(draft, request, further_ones(draft)) is not None:
                 return (
                     "line",
                     "there is room for it, but another request ahead of it holds the line",

@@ -1,15 +1,19 @@
 """What a request is offered: beside plain counting, and at the edges of each condition."""
 
+from collections.abc import ValuesView
+
 import hypothesis.strategies as st
 import pytest
 from attrs import evolve
 from hypothesis import given
 
 from kvlift.core.admission import (
+    Offer,
     _is_slower_than_peer,
     _n_idle,
     _n_reserved_for_growth,
     admit,
+    further_ones,
     n_pages_in_common,
     offer_for,
 )
@@ -40,6 +44,10 @@ def put(draft: Draft, tier: Tier, prompt: Prompt, start: int, stop: int) -> None
             draft.index.set_device(now, draft.take_device(now.n_pages))
         else:
             draft.index.set_host(now, draft.take_host(now.n_pages))
+
+
+def offer_now(draft: Draft, request: Request) -> Offer | None:
+    return offer_for(draft, request, further_ones(draft))
 
 
 def wait(
@@ -149,18 +157,18 @@ def test_the_reserve_counts_requests_that_are_further(reserve: int) -> None:
     draft = draft_of(evolve(POLICY, decode_reserve_pages=reserve))
     wait(draft, "A", prompt_of(1))
     other = wait(draft, "B", prompt_of(2))
-    assert _n_reserved_for_growth(draft) == 0
+    assert _n_reserved_for_growth(draft.policy, further_ones(draft)) == 0
     plan = Plan(bounds=Bounds(device=0, shared=0, host=0, storage=0), n_pages=1, promise=0)
     lease = Lease(n_shared=0, own=(DeviceHandle(1),))
     draft.put_phase(other.attempt, Ready(plan=plan, lease=lease))
-    assert _n_reserved_for_growth(draft) == reserve
+    assert _n_reserved_for_growth(draft.policy, further_ones(draft)) == reserve
 
 
 @pytest.mark.parametrize(("n_free", "offered"), [(3, False), (4, True), (12, True)])
 def test_an_offer_is_made_when_every_page_fits(n_free: int, *, offered: bool) -> None:
     draft = draft_of()
     draft.ledger = evolve(draft.ledger, device_room=n_free)
-    offer = offer_for(draft, wait(draft, "A", prompt_of(1, 2, 3, odd=1)))
+    offer = offer_now(draft, wait(draft, "A", prompt_of(1, 2, 3, odd=1)))
     assert (offer is not None) is offered
     if offer is not None:
         assert offer.n_device == 4
@@ -172,12 +180,12 @@ def test_cached_pages_of_the_prompt_are_no_room_for_its_other_pages() -> None:
     put(draft, Tier.DEVICE, prompt, 0, 2)
     request = wait(draft, "A", prompt)
     draft.ledger = evolve(draft.ledger, device_room=4)
-    offer = offer_for(draft, request)
+    offer = offer_now(draft, request)
     assert offer is not None
     assert (offer.n_device, offer.n_fetch, offer.leader) == (2, 0, None)
     assert offer.bounds == Bounds(device=2, shared=2, host=2, storage=2)
     draft.ledger = evolve(draft.ledger, device_room=3)
-    assert offer_for(draft, request) is None, "its own two pages cannot be evicted for it"
+    assert offer_now(draft, request) is None, "its own two pages cannot be evicted for it"
 
 
 @pytest.mark.parametrize(
@@ -202,12 +210,12 @@ def test_storage_gives_what_lies_behind_the_host_and_has_room(
     prompt = prompt_of(1, 2, 3, 4)
     put(draft, Tier.HOST, prompt, 0, 1)
     draft.ledger = evolve(draft.ledger, host_room=1 + n_host_free)
-    offer = offer_for(draft, wait(draft, "A", prompt, stored=stored))
+    offer = offer_now(draft, wait(draft, "A", prompt, stored=stored))
     assert offer is not None
     assert offer.n_fetch == n_fetch
     assert offer.bounds == Bounds(device=0, shared=0, host=1, storage=1 + n_fetch)
     draft.storage = Switch.OFF
-    offer = offer_for(draft, wait(draft, "B", prompt, stored=stored))
+    offer = offer_now(draft, wait(draft, "B", prompt, stored=stored))
     assert offer is not None
     assert offer.n_fetch == 0
 
@@ -218,7 +226,7 @@ def test_pages_of_the_host_that_are_restored_are_no_room_for_the_read() -> None:
     put(draft, Tier.HOST, prompt, 0, 1)
     put(draft, Tier.HOST, other, 0, 1)
     draft.ledger = evolve(draft.ledger, host_room=2)
-    offer = offer_for(draft, wait(draft, "A", prompt, stored=(0, 3)))
+    offer = offer_now(draft, wait(draft, "A", prompt, stored=(0, 3)))
     assert offer is not None
     assert offer.n_fetch == 1, "the idle page of the other prompt, not its own"
 
@@ -312,3 +320,42 @@ def test_who_waits_for_a_copy_of_its_own_is_neither_admitted_nor_overtaken() -> 
     admit(draft)
     assert draft.requests[first.attempt].phase == resuming
     assert isinstance(draft.requests[second.attempt].phase, Filling)
+
+
+class CountedRequests(dict[Attempt, Request]):
+    """How often somebody went through all of them."""
+
+    n_walks = 0
+
+    def values(self) -> ValuesView[Request]:  # type: ignore[override]
+        self.n_walks += 1
+        return super().values()
+
+
+def test_a_long_queue_is_gone_through_as_often_as_a_short_one() -> None:
+    n_walks = []
+    for n_waiting in (1, 64):
+        draft = draft_of(evolve(POLICY, decode_reserve_pages=1))
+        draft.ledger = evolve(draft.ledger, device_room=0)
+        for number in range(n_waiting):
+            wait(draft, f"r{number}", prompt_of(number))
+        draft.requests = CountedRequests(draft.requests)
+        admit(draft)
+        n_walks.append(draft.requests.n_walks)
+    assert n_walks == [2, 2]
+
+
+def test_who_is_admitted_in_this_tick_counts_for_the_next_in_line() -> None:
+    """For the reserve, and as a leader."""
+    draft = draft_of(evolve(POLICY, decode_reserve_pages=3))
+    draft.ledger = evolve(draft.ledger, device_room=7)
+    prompt = prompt_of(1, 2)
+    first, second = wait(draft, "A", prompt), wait(draft, "B", prompt)
+    third = wait(draft, "C", prompt)
+    admit(draft)
+    assert isinstance(draft.requests[first.attempt].phase, Filling)
+    followed = draft.requests[second.attempt].phase
+    assert isinstance(followed, Filling)
+    assert followed.follow is not None
+    assert followed.follow.leader == first.attempt
+    assert isinstance(draft.requests[third.attempt].phase, Waiting), "2 + 2 of 7, and 6 kept"

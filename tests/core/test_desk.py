@@ -240,9 +240,10 @@ def test_the_next_of_a_kind_begins_when_one_has_ended() -> None:
     assert rank.started[-1] == mirror(12)
 
 
-def test_a_cancelled_restore_leaves_other_reads_with_theirs() -> None:
+def test_a_read_that_is_given_up_with_its_restore_leaves_other_reads_with_theirs() -> None:
     rank = Rank(ROOMY)
-    rank.order(_read(11, 12), _read(21, 22), CancelRestore(ticket=Ticket(12)))
+    given_up = CancelPrefetch(ticket=Ticket(11), n_pages_kept=0), CancelRestore(ticket=Ticket(12))
+    rank.order(_read(11, 12), _read(21, 22), *given_up)
     assert rank.seen(12) == Observation(0, 1, 0)
     assert list(rank.local.chains) == [21]
     rank.hear(PrefetchEnded(Ticket(11), 3), PrefetchEnded(Ticket(21), 3))

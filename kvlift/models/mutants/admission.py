@@ -8,8 +8,8 @@ ADMISSION: Final[tuple[Mutant, ...]] = (
     Mutant(
         name="admitted without room for all of it",
         file="admission.py",
-        old="if n_device > room - _n_reserved_for_growth(draft):",
-        new="if room - _n_reserved_for_growth(draft) < 0:",
+        old="if n_device > room - _n_reserved_for_growth(draft.policy, further):",
+        new="if room - _n_reserved_for_growth(draft.policy, further) < 0:",
         why="Budget overcommit: a request starts before all its pages are reserved.",
         expects="budget",
     ),
@@ -61,8 +61,8 @@ ADMISSION: Final[tuple[Mutant, ...]] = (
     Mutant(
         name="capacity in tokens",
         file="admission.py",
-        old="if n_device > room - _n_reserved_for_growth(draft):",
-        new="if n_device * prompt.page_tokens > room - _n_reserved_for_growth(draft):",
+        old="if n_device > room - _n_reserved_for_growth(draft.policy, further):",
+        new="if n_device * prompt.page_tokens > room:",
         why="Tokens are compared with pages: a request that fits is never admitted.",
         expects="restore",
     ),
@@ -77,8 +77,8 @@ ADMISSION: Final[tuple[Mutant, ...]] = (
     Mutant(
         name="reserve taken by new requests",
         file="admission.py",
-        old="if draft.policy.decode_reserve_pages == 0:",
-        new="if draft.policy.decode_reserve_pages >= 0:",
+        old="return policy.decode_reserve_pages * len(further)",
+        new="return 0 * len(further)",
         why="Pages set aside for those that decode go to those that come.",
         expects="the-reserve-is-for-growth-alone.story",
     ),
