@@ -1,6 +1,6 @@
 # make demo    the main job: a prefill process and two decode ranks, on the CPU
 # make test    everything that CI runs (docs/testing.md says what takes how long)
-# make check   the quick loop, below a minute
+# make check   the quick loop, one to two minutes on 2 cores
 # make test-vllm   with real vLLM servers, in an environment of their own (3.7 GB)
 
 PYTHON ?= python3

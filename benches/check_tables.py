@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from kvlift.models.mutants.document import by_kind
 from kvlift.models.worlds import WORLDS
 
 Result = Mapping[str, Any]
@@ -75,7 +76,11 @@ def _arrows(missing: Sequence[str]) -> str:
     return f", not: {', '.join(missing)}" if missing else ""
 
 
-def _of_mutants(mutants: list[Mapping[str, Any]]) -> str:
+def _of_mutants(mutants: Sequence[Mapping[str, Any]]) -> str:
     n_killed = sum(mutant["killed"] for mutant in mutants)
     longest = max(mutant["steps"] or 0 for mutant in mutants)
-    return f"Seeded faults found: {n_killed} of {len(mutants)}, the longest run {longest} moves."
+    first = by_kind(mutant["by"] for mutant in mutants)
+    return (
+        f"Seeded faults found: {n_killed} of {len(mutants)}: {first} "
+        f"(whichever comes first, see docs/mutants.md); the longest run has {longest} moves."
+    )

@@ -65,10 +65,17 @@ class Findings:
     was_interrupted: bool = False
 
     @property
+    def incomplete(self) -> list[str]:
+        """Worlds of which a limit has left something unexplored: nothing is proved of them."""
+        return [result.world for result in self.results if not result.complete]
+
+    @property
     def holds(self) -> bool:
-        """Whether no claim is broken, no goal was missed and no mutant lives."""
+        """Whether all worlds were explored to their end, no claim is broken, no goal was missed
+        and no mutant lives."""
         lives = any(not mutant.killed for mutant in self.mutants or ())
-        return not lives and not any(result.n_broken for result in self.results)
+        is_broken = any(result.n_broken for result in self.results)
+        return not lives and not is_broken and not self.incomplete
 
 
 @click.command(
@@ -110,6 +117,9 @@ def check(
 
     A world is a small situation with everything that can happen in it. A claim that does not hold
     is printed as a story; save it and replay it with `kvlift story`.
+
+    Ends with 0 if every world was explored to its end and all its claims hold, and with 1 if one
+    does not hold or a limit was reached first.
     """
     known: Mapping[str, object] = importlib.import_module(REGISTRY).WORLDS
     if not known:
@@ -146,6 +156,8 @@ def check(
         _print(findings)
     if findings.was_interrupted:
         raise click.exceptions.Exit(INTERRUPTED)
+    if findings.incomplete:
+        say(_of_incomplete(findings))
     end(holds=findings.holds)
 
 
@@ -341,6 +353,15 @@ def _print(findings: Findings) -> None:
     for mutant in findings.mutants or ():
         fate = f"found by {mutant.by!r} after {mutant.steps} moves" if mutant.killed else "LIVES"
         click.echo(f"mutant {mutant.name}: {fate}")
+
+
+def _of_incomplete(findings: Findings) -> str:
+    n_all, n_left = len(findings.results), len(findings.incomplete)
+    return (
+        f"kvlift: {n_left} of {n_all} worlds reached a limit and were not explored to their end "
+        f"({', '.join(findings.incomplete)}), so this is no pass: give more --seconds or "
+        "--max-states"
+    )
 
 
 def _in_short(result: Result) -> str:

@@ -1,6 +1,7 @@
 """`kvlift draw`: the drawings of the manual, from the code."""
 
 import os
+import shlex
 import stat
 from pathlib import Path
 
@@ -65,7 +66,7 @@ def draw(
         try:
             out.write_text(text, encoding="utf-8")
         except OSError as error:
-            fail(f"{out} can't be written: {error.strerror}")
+            fail(f"{out} can't be written ({error.strerror}): name a file in a folder of yours")
     if as_json:
         print_json({"name": chosen, "format": form, "text": text})
     elif out is None:
@@ -79,7 +80,9 @@ def _look_after(readme: Path, *, writes: bool, as_json: bool) -> None:
         if writes and old:
             _replace(readme, redrawn(text))
     except OSError as error:
-        fail(f"{readme} can't be read or written: {error.strerror}")
+        fail(f"{readme} can't be read or written ({error.strerror}): name another --readme")
+    except UnicodeDecodeError:
+        fail(f"{readme} is no text in UTF-8: name a document")
     except ValueError as error:
         fail(f"{readme}: {error}")
     if not names:
@@ -87,7 +90,8 @@ def _look_after(readme: Path, *, writes: bool, as_json: bool) -> None:
     if as_json:
         print_json({"readme": str(readme), "drawings": names, "stale": old, "written": writes})
     elif old and not writes:
-        say(f"{readme} is stale in {', '.join(old)}: run `kvlift draw --write`")
+        command = f"kvlift draw --write --readme {shlex.quote(str(readme))}"
+        say(f"{readme} is stale in {', '.join(old)}: run `{command}`")
     else:
         say(f"{readme}: {len(names)} drawings, {len(old)} {'drawn again' if writes else 'stale'}")
     end(holds=writes or not old)

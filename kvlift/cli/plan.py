@@ -170,9 +170,18 @@ def _print(rows: Sequence[Row], n_nodes: int) -> None:
     console = table_console()
     console.print(table)
     console.print(plot)
+    for line in _remarks(rows):
+        console.print(line)
+
+
+def _remarks(rows: Sequence[Row]) -> list[str]:
+    """What did not fit, a line a size of device: the other tiers have no part in it."""
+    said: dict[tuple[float, int, int], str] = {}
     for row in rows:
         if row.n_refused or row.n_failed:
-            console.print(
-                f"{row.sizes.device_gib:g} GiB of device: {row.n_refused} requests are larger than"
-                f" that and were refused, {row.n_failed} failed"
+            gib = row.sizes.device_gib
+            said[gib, row.n_refused, row.n_failed] = (
+                f"{gib:g} GiB of device: {row.n_refused} requests are larger than that and were"
+                f" refused, {row.n_failed} failed"
             )
+    return list(said.values())

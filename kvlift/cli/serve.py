@@ -2,13 +2,15 @@
 
 import asyncio
 import contextlib
+import difflib
 import os
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
+import attrs
 import click
 import msgspec
 from click.core import ParameterSource
@@ -30,7 +32,7 @@ def _settings(**options: Any) -> "WorkerSettings":
     """Raises a usage error for a combination that cannot work."""
     from kvlift.runtime.worker.settings import WorkerSettings
 
-    fields = dict(entry.partition("=")[::2] for entry in options.pop("config"))
+    fields = _fields(options.pop("config"))
     if options["role"] == "prefill":
         options["storage_folder"] = ""
     settings = WorkerSettings(driver=fields, **options)
@@ -38,6 +40,37 @@ def _settings(**options: Any) -> "WorkerSettings":
     if fault is not None:
         raise click.UsageError(fault)
     return settings
+
+
+def _fields(entries: Sequence[str]) -> dict[str, object]:
+    """`FIELD=VALUE` each. Raises a usage error for what no config has."""
+    from kvlift.runtime.config import Config
+    from kvlift.runtime.worker.rank_ports import WORKER_SIZES
+
+    known = [each.name for each in attrs.fields(Config)]
+    fields: dict[str, object] = {}
+    for entry in entries:
+        name, sign, value = entry.partition("=")
+        if not sign:
+            raise click.UsageError(f"--config takes FIELD=VALUE, not {entry!r}")
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            there = ", ".join(each for each in known if each not in WORKER_SIZES)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are {there}"
+            raise click.UsageError(f"--config knows no field {name!r}; {hint}")
+        fields[name] = value
+    return fields
+
+
+def _check_storage(folder: str) -> None:
+    """Before the ranks are there, each of which would say the same."""
+    from kvlift.core.policy import Switch
+    from kvlift.effects.stores.folder import Folder, StoreRefusedError
+
+    try:
+        Folder(Path(folder)).create(Switch.OFF)
+    except StoreRefusedError as error:
+        fail(str(error))
 
 
 def _secret(settings: "WorkerSettings") -> str:
@@ -60,7 +93,10 @@ def _listening(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), backlog=512)
     except OSError as error:
-        fail(f"cannot listen on {host}:{port} ({error.strerror}); choose another --port")
+        # Its own text repeats the address.
+        number = error.errno or 0
+        why = os.strerror(number) if number > 0 else error.strerror
+        fail(f"cannot listen on {host}:{port} ({why}); choose another --host or --port")
 
 
 @contextlib.contextmanager
@@ -191,6 +227,8 @@ def serve(
     told_to = sys.stdout if as_json else None
     with only_the_answer_on_stdout(as_json=as_json), contextlib.ExitStack() as stack:
         listening = stack.enter_context(_listening(host, port)) if has_http else None
+        if settings.storage_folder:
+            _check_storage(settings.storage_folder)
         cluster = stack.enter_context(_running(settings))
         reason = _until_the_end(cluster, listening, host, told_to)
     click.echo(f"kvlift: {reason}", err=True)

@@ -104,8 +104,9 @@ def _kinds(_ctx: click.Context, _param: click.Parameter, text: str) -> tuple[str
 )
 @click.option(
     "--stories",
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
-    help="Folder for stories of violations; by default the system's for temporary files.",
+    type=click.Path(path_type=Path, file_okay=False, writable=True),
+    help="Folder for stories of violations, made if it is missing; by default the system's for "
+    "temporary files.",
 )
 @json_option
 def simulate(
@@ -137,6 +138,8 @@ def simulate(
     )
     first = seed or 0
     n_seeds = seeds or (N_SEEDS if seed is None else 1)
+    if stories is not None:
+        _make(stories)
     with only_the_answer_on_stdout(as_json=as_json):
         try:
             if trace is not None:
@@ -150,6 +153,14 @@ def simulate(
     else:
         _print(report, told)
     end(holds=not report.violations)
+
+
+def _make(folder: Path) -> None:
+    """Before anything is played, so that a long run does not end without its stories."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        fail(f"{folder} can't be made ({error.strerror}): name a folder for stories elsewhere")
 
 
 class SimulationFailed(Exception):
@@ -283,7 +294,8 @@ def _written(seed: int, text: str, folder: Path | None) -> str:
         ) as file:
             file.write(text)
     except OSError as error:
-        fail(f"{folder}: {error.strerror}; name a folder for stories that can be written")
+        where = folder or tempfile.gettempdir()
+        fail(f"no story can be written to {where} ({error.strerror}): name another --stories")
     return file.name
 
 

@@ -1,5 +1,6 @@
 """`kvlift store`: looks after the folder of a file store, also while stores are using it."""
 
+import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -74,7 +75,7 @@ def list_pages(folder: Folder, *, as_json: bool, limit: int | None) -> bool:
     found.sort(key=lambda page: (-page.accessed_ns, page.key))
     shown = found if limit is None else found[:limit]
     if as_json:
-        _print_json(tally, files=[_page_row(page) for page in shown])
+        _print_json(tally, Depth.HEADERS, files=[_page_row(page) for page in shown])
         return True
     table = Table("key", "bytes", "namespace", "last used", "damage", box=None)
     for page in shown:
@@ -83,7 +84,7 @@ def list_pages(folder: Folder, *, as_json: bool, limit: int | None) -> bool:
         used = str(row["accessed"])[:19].replace("T", " ")
         table.add_row(page.key.hex()[:16], f"{page.size_bytes:,}", namespace, used, page.damage)
     table_console().print(table)
-    click.echo(_summary(tally))
+    click.echo(_summary(tally, Depth.HEADERS))
     return True
 
 
@@ -92,7 +93,8 @@ def list_pages(folder: Folder, *, as_json: bool, limit: int | None) -> bool:
 @json_option
 @_on_folder
 def stat(folder: Folder, *, as_json: bool) -> bool:
-    """Count pages, bytes and leftovers. Looks at headers, not at contents (see verify).
+    """Count pages, bytes and leftovers. `damaged` counts wrong lengths and headers alone: contents
+    are not read (verify reads them).
 
     \b
     Example:
@@ -100,7 +102,10 @@ def stat(folder: Folder, *, as_json: bool) -> bool:
     """
     with _progress(folder, "looking") as step:
         tally = survey(folder, Depth.HEADERS, lambda _: step())
-    _print(tally, as_json=as_json)
+    if as_json:
+        _print_json(tally, Depth.HEADERS)
+    else:
+        click.echo(_summary(tally, Depth.HEADERS))
     return True
 
 
@@ -109,7 +114,9 @@ def stat(folder: Folder, *, as_json: bool) -> bool:
 @json_option
 @_on_folder
 def verify(folder: Folder, *, as_json: bool) -> bool:
-    """Read every page and check it. Exit code 1 if one is damaged; nothing is removed (see gc).
+    """Read every page and check it. Exit code 1 if one is damaged.
+
+    Nothing is removed: `kvlift store gc DIR --contents` removes what this finds.
 
     \b
     Example:
@@ -125,23 +132,27 @@ def verify(folder: Folder, *, as_json: bool) -> bool:
 
         tally = survey(folder, Depth.CONTENTS, see)
     if as_json:
-        _print_json(tally, files=[_page_row(page) for page in damaged])
+        _print_json(tally, Depth.CONTENTS, files=[_page_row(page) for page in damaged])
     else:
         for page in damaged:
             click.echo(f"{page.path}: {page.damage}")
-        click.echo(_summary(tally))
+        click.echo(_summary(tally, Depth.CONTENTS))
+        if damaged:
+            click.echo(f"`kvlift store gc {shlex.quote(str(folder.root))} --contents` removes them")
     return not damaged
 
 
 @store.command()
 @_directory
 @json_option
-@click.option("--contents", is_flag=True, help="Read every page to find damage, as verify does.")
+@click.option("--contents", is_flag=True, help="Read every page, and remove all that verify finds.")
 @_on_folder
 def gc(folder: Folder, *, as_json: bool, contents: bool) -> bool:
     """Remove leftovers of dead writers, and pages with a wrong length or header.
 
-    The counts printed are those of what was removed; pages and bytes are what is left.
+    A page whose contents do not fit their checksum is found, and removed, with --contents only: all
+    pages are read then. The counts printed are those of what was removed; pages and bytes are what
+    is left.
 
     \b
     Example:
@@ -154,11 +165,12 @@ def gc(folder: Folder, *, as_json: bool, contents: bool) -> bool:
     left = survey(folder, Depth.HEADERS, None)
     removed = Tally(left.n_pages, left.size_bytes, n_damaged, n_orphans, left.n_being_written)
     if as_json:
-        _print_json(removed)
+        _print_json(removed, depth)
     else:
+        unread = "" if contents else "; contents were not read (--contents reads them)"
         click.echo(
             f"removed {_n(n_damaged, 'damaged page')} and {_n(n_orphans, 'leftover')}; "
-            f"{_n(left.n_pages, 'page')}, {left.size_bytes:,} bytes are left"
+            f"{_n(left.n_pages, 'page')}, {left.size_bytes:,} bytes are left{unread}"
         )
     return True
 
@@ -185,9 +197,9 @@ def clear(folder: Folder, *, as_json: bool, yes: bool) -> bool:
         n_removed = remove_pages(folder, lambda _: step())
     left = survey(folder, Depth.HEADERS, None)
     if as_json:
-        _print_json(left, removed=n_removed)
+        _print_json(left, Depth.HEADERS, removed=n_removed)
     else:
-        click.echo(f"removed {_n(n_removed, 'page')}; {_summary(left)}")
+        click.echo(f"removed {_n(n_removed, 'page')}; {_summary(left, Depth.HEADERS)}")
     return True
 
 
@@ -238,27 +250,25 @@ def _page_row(page: PageReport) -> dict[str, object]:
     }
 
 
-def _print(tally: Tally, *, as_json: bool) -> None:
-    if as_json:
-        _print_json(tally)
-    else:
-        click.echo(_summary(tally))
-
-
-def _print_json(tally: Tally, **more: object) -> None:
+def _print_json(tally: Tally, depth: Depth, **more: object) -> None:
+    """`damaged` counts what was looked at: contents too only where `contents_read` is true."""
     fields = {
         "pages": tally.n_pages,
         "bytes": tally.size_bytes,
         "damaged": tally.n_damaged,
         "orphans": tally.n_orphans,
         "being_written": tally.n_being_written,
+        "contents_read": depth is Depth.CONTENTS,
     }
     print_json(fields | more)
 
 
-def _summary(tally: Tally) -> str:
+def _summary(tally: Tally, depth: Depth) -> str:
+    found = f"{tally.n_damaged} damaged"
+    if depth is Depth.HEADERS:
+        found = f"{tally.n_damaged} with a wrong length or header (contents not read)"
     return (
-        f"{_n(tally.n_pages, 'page')}, {tally.size_bytes:,} bytes, {tally.n_damaged} damaged, "
+        f"{_n(tally.n_pages, 'page')}, {tally.size_bytes:,} bytes, {found}, "
         f"{_n(tally.n_orphans, 'leftover')}, {tally.n_being_written} being written"
     )
 

@@ -37,8 +37,11 @@ def run_file(path: Path, trace: Callable[[str], None] | None = None) -> Verdict:
         if path.stat().st_size > STORY_BYTES_MAX:
             return Verdict(str(path), 2, 1, f"a story has at most {STORY_BYTES_MAX} bytes")
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        return Verdict(str(path), 2, 1, f"cannot be read: {error}")
+    except OSError as error:
+        why = error.strerror or type(error).__name__
+        return Verdict(str(path), 2, 1, f"cannot be read ({why}): name the file of a story")
+    except UnicodeDecodeError:
+        return Verdict(str(path), 2, 1, "cannot be read: a story is text in UTF-8")
     return run_text(text, str(path), trace)
 
 

@@ -1,15 +1,18 @@
 """The benches in small, and the parts of the multi-turn benchmark that decide its figures."""
 
 import json
+import sys
 import zlib
 
 import attrs
 import numpy as np
 import pytest
 import torch
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
+from rich.console import Console
 
 from kvlift.cli.bench import bench
+from kvlift.cli.benches.row import Row
 from kvlift.cli.benches.ttft.allowed import Asked, allowed_ttfts
 from kvlift.cli.benches.ttft.attention import paged_plain, prefill_attention_plain
 from kvlift.cli.benches.ttft.batch import StepTime
@@ -65,6 +68,8 @@ def test_all_modes_serve_the_same_turns_with_verified_pages() -> None:
 def test_pages_come_over_the_wire_beside_a_plain_socket() -> None:
     rows = rows_of("transfer", "--tiny")
     assert set(rows) == {"transfer-1MiB"}
+    # A plain copy of 4 MiB that takes as long as a delayed receipt (40 ms) was not one.
+    assert float(str(rows["transfer-1MiB"]["ceiling"])) > 4 * 2**20 / 0.03 / 1e9
 
 
 @pytest.mark.real
@@ -73,6 +78,45 @@ def test_copies_are_measured_without_a_gpu_too() -> None:
     expected = {"restore-8MiB", "restore-1MiB", "writethrough-8MiB", "writethrough-1MiB"}
     assert expected <= set(rows)
     assert any(case.startswith("storage-to-device") for case in rows)
+
+
+def told(monkeypatch: pytest.MonkeyPatch, rows: list[Row], *options: str) -> Result:
+    """What `bench copies` says to people, 80 columns wide, of these rows."""
+    monkeypatch.setattr("kvlift.cli.benches.copies.measure", lambda _progress, **_sizes: rows)
+    monkeypatch.setattr(
+        "kvlift.cli.bench.table_console",
+        lambda: Console(file=sys.stdout, width=80, highlight=False),
+    )
+    return CliRunner().invoke(bench, ["copies", *options])
+
+
+RATE = Row(case="writethrough-8MiB", value=52.94, unit="GB/s", ceiling=55.2, ratio=0.959, note="of")
+TIME = Row(case="submit-writethrough-8MiB", value=8.29, unit="us/page", ceiling=5.0, ratio=1.658)
+BARE = Row(case="ceiling-writethrough-8MiB", value=55.2, unit="GB/s")
+
+
+def test_the_table_fits_80_columns_and_says_which_way_is_better(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    result = told(monkeypatch, [RATE, TIME, BARE])
+    lines = result.stdout.splitlines()
+    assert result.exit_code == 0
+    assert max(map(len, lines)) <= 80
+    by_case = {line.split()[0]: line.split() for line in lines if line.strip()}
+    assert by_case["writethrough-8MiB"][1:] == ["52.94", "GB/s", "55.2", "0.96", "higher"]
+    assert by_case["submit-writethrough-8MiB"][-1] == "lower"
+    assert by_case["ceiling-writethrough-8MiB"][1:] == ["55.2", "GB/s"]
+    assert "writethrough-8MiB: of" in lines
+    assert "--tiny" not in result.stdout
+    assert "say how fast it is" in " ".join(told(monkeypatch, [RATE], "--tiny").stdout.split())
+
+
+def test_a_case_that_could_not_be_measured_ends_with_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    failed = Row(case="restore-8MiB", value=0.0, unit="", more={"error": "OSError: no room"})
+    result = told(monkeypatch, [RATE, failed])
+    assert result.exit_code == 1
+    assert "restore-8MiB: not measured: OSError: no room" in result.stdout
+    assert told(monkeypatch, [RATE, failed], "--json").exit_code == 1
 
 
 def test_benches_without_small_sizes_say_so() -> None:

@@ -112,11 +112,23 @@ def test_a_broken_claim_is_a_story_and_ends_with_code_1(
 
 
 def test_limits_and_deep_reach_the_worlds(worlds: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    code, found = answer(capfd, "endless", "--max-states", "50")
-    assert (code, found["worlds"][0]["complete"], found["worlds"][0]["states"]) == (0, False, 51)
-    code, found = answer(capfd, "endless", "--seconds", "0.1")
-    assert (code, found["worlds"][0]["complete"]) == (0, False)
+    _, found = answer(capfd, "endless", "--max-states", "50")
+    assert (found["worlds"][0]["complete"], found["worlds"][0]["states"]) == (False, 51)
+    _, found = answer(capfd, "endless", "--seconds", "0.1")
+    assert found["worlds"][0]["complete"] is False
     assert answer(capfd, "good", "--deep")[1]["worlds"][0]["states"] == 10
+
+
+def test_a_world_that_reaches_a_limit_is_no_pass(
+    worlds: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for limit in (("--max-states", "50"), ("--seconds", "0.1")):
+        assert main(["check", "good", "endless", *limit, "--json"]) == 1
+        said = capfd.readouterr()
+        assert [world["complete"] for world in json.loads(said.out)["worlds"]] == [True, False]
+        assert "1 of 2 worlds reached a limit" in said.err
+        assert "(endless)" in said.err
+    assert main(["check", "endless", "--max-states", "50"]) == 1
 
 
 def test_branches_are_measured_when_asked_for(

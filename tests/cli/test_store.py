@@ -71,6 +71,21 @@ def test_stat_counts_pages_bytes_damage_and_leftovers(folder: Path) -> None:
     assert "8 pages" in call("stat", folder).stdout
 
 
+def test_what_has_not_been_read_is_not_called_sound(folder: Path) -> None:
+    flip_a_byte(page_path(folder, 3))
+    for command in ("stat", "ls", "gc"):
+        told = call(command, folder).stdout
+        assert "contents not read" in told or "contents were not read" in told
+        assert "0 damaged," not in told
+        assert as_json(command, folder)["contents_read"] is False
+    assert as_json("verify", folder, code=1)["contents_read"] is True
+    told = call("verify", folder).stdout
+    assert "1 damaged" in told
+    assert f"`kvlift store gc {folder} --contents` removes them" in told
+    assert "not read" not in call("gc", folder, "--contents").stdout
+    assert "0 damaged" in call("verify", folder).stdout
+
+
 def test_verify_finds_a_flipped_byte_that_stat_does_not(folder: Path) -> None:
     assert counts(as_json("verify", folder))[2] == 0
     flip_a_byte(page_path(folder, 3))

@@ -194,7 +194,7 @@ def test_check_says_that_a_document_is_stale_and_write_repairs_it(
     readme.write_text(README)
     readme.chmod(0o644)
     assert main(["draw", "--check", "--readme", str(readme)]) == 1
-    assert "stale in statechart: run `kvlift draw --write`" in capfd.readouterr().err
+    assert "stale in statechart: run `kvlift draw --write --readme " in capfd.readouterr().err
     assert readme.read_text() == README
     assert main(["draw", "--write", "--readme", str(readme)]) == 0
     assert readme.read_text() == redrawn(README)

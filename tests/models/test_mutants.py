@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 from attrs import evolve
 
+from benches import check_tables
 from kvlift.models.mutants import MUTANTS, Killed, Mutant
+from kvlift.models.mutants.document import by_kind
 from kvlift.models.mutants.load import code_of, seed
 from kvlift.models.mutants.mutant import PatchFailed
 from kvlift.models.mutants.run import hunted, run
@@ -92,6 +94,14 @@ def test_a_text_that_is_not_there_once_is_refused(old: str) -> None:
 def test_a_process_that_has_the_core_takes_no_fault() -> None:
     with pytest.raises(RuntimeError, match="seed a fault in a new process"):
         seed(harmless("late"))
+
+
+def test_what_worlds_find_is_told_from_what_stories_find() -> None:
+    finders = ["restore: pins are needed", "a-b.story: expected A ready", "walk 3: it raised", None]
+    assert by_kind(finders) == "1 by a world, 1 by a story, 1 by a random walk"
+    found = [{"killed": by is not None, "by": by, "steps": 2} for by in finders]
+    said = check_tables._of_mutants(found)
+    assert "3 of 4: 1 by a world, 1 by a story, 1 by a random walk" in said
 
 
 def test_the_document_has_every_mutant_and_its_killer() -> None:

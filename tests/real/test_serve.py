@@ -1,7 +1,9 @@
 """`kvlift serve` as its users see it: curl, the openai client, Ctrl-C."""
 
 import json
+import re
 import signal
+import subprocess
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -13,6 +15,7 @@ import pytest
 from kvlift.runtime.worker.model import Decoder
 from tests.real.harm_server import Server, serving
 from tests.real.harm_world import PAGE, WAIT_S, is_alive, likeliest, prompt_of, whole_decoder
+from tests.source import ROOT
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]
 
@@ -49,6 +52,20 @@ def tiers_of(answer: dict[str, Any]) -> tuple[int, int, int]:
     details = answer["meta_info"]["cached_tokens_details"]
     assert sum(details.values()) == answer["meta_info"]["cached_tokens"]
     return details["device"], details["host"], details["storage"]
+
+
+def test_the_calls_of_the_readme_give_what_it_says(server: Server) -> None:
+    block = re.search(r"```sh\n(body=.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert block is not None
+    script = block[1].replace("localhost:30000", server.address)
+    done = subprocess.run(
+        ["bash", "-c", script], capture_output=True, text=True, check=True, timeout=WAIT_S
+    )
+    promised = re.findall(r"# (.*)", block[1])
+    answers = done.stdout.splitlines()
+    assert len(promised) == len(answers) == 4
+    for part, answer in zip(promised, answers, strict=True):
+        assert part in answer
 
 
 def test_the_same_prompt_again_and_after_a_flush_is_the_same_answer_from_device_and_storage(

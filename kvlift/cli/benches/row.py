@@ -15,7 +15,8 @@ from attrs import frozen
 @frozen(kw_only=True)
 class Row:
     """One figure. `ceiling` is what it is compared with, in the same unit and the same run; `ratio`
-    is value / ceiling. `more`: further fields of its JSON."""
+    is value / ceiling. `more`: further fields of its JSON, among them `error` where the case could
+    not be measured."""
 
     case: str
     value: float
@@ -24,6 +25,17 @@ class Row:
     ratio: float | None = None
     note: str = ""
     more: Mapping[str, object] = {}
+
+    @property
+    def better(self) -> str:
+        """Which way is better: rates are to be high, times to be low."""
+        return "higher" if self.unit.startswith("GB/s") else "lower"
+
+    @property
+    def error(self) -> str | None:
+        """Why there is no figure."""
+        error = self.more.get("error")
+        return None if error is None else f"not measured: {error}"
 
     def as_json(self) -> dict[str, object]:
         fields = attrs.asdict(self)

@@ -61,6 +61,8 @@ def measure(progress: Callable[[str], None], *, is_tiny: bool = False) -> list[R
     )
     try:
         plain, _ = listener.accept()
+        # Two single bytes go out in a row; the second must not wait for a receipt of the first.
+        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         assert sender.stdout is not None
         address = sender.stdout.readline().decode().strip()
         spent = _rounds(sizes, seed, plain, address, progress)

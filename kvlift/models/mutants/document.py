@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from kvlift.models.mutants.mutant import CORE, Killed, Mutant
 from kvlift.models.mutants.run import MUTANTS, N_PROCESSES, run
@@ -20,6 +20,10 @@ A killer without `.story` is a world and the claim that breaks in it first. Move
 in the run that shows it, in a story the lines that do something; `-` stands where a claim is about
 a whole world: a goal that is not reached any more, say.
 
+The hunt for a fault ends with the first that finds it. Each fault names a world or a story to begin
+with; after that come four quick worlds, all stories, the other worlds, and the walks. So a fault
+that a story has found may be one that no world finds, and the other way round.
+
 """
 _TABLE = "\n| fault | what it is | found by | moves |\n|---|---|---|---:|\n"
 
@@ -29,16 +33,23 @@ def document(mutants: Sequence[Mutant], found: Sequence[Killed], *, wall_s: floa
     n_killed = sum(one.killed for one in found)
     cpu_s = sum(one.cpu_s for one in found)
     steps = [one.steps for one in found if one.steps is not None]
-    n_by_story = sum(".story: " in (one.by or "") for one in found)
-    n_by_walk = sum((one.by or "").startswith("walk ") for one in found)
     summary = (
         f"Last run on {time.strftime('%Y-%m-%d')}: {n_killed} of {len(found)} found, "
-        f"{n_killed - n_by_story - n_by_walk} by a world, {n_by_story} by a story, "
-        f"{n_by_walk} by a random walk; the longest run has {max(steps, default=0)} moves. "
+        f"{by_kind(one.by for one in found)}; "
+        f"the longest run has {max(steps, default=0)} moves. "
         f"{cpu_s:.0f} s of processor time, {wall_s:.0f} s in {N_PROCESSES} processes.\n"
     )
     rows = [_row(mutant, one) for mutant, one in zip(mutants, found, strict=True)]
     return _HEAD + summary + _TABLE + "".join(rows)
+
+
+def by_kind(finders: Iterable[str | None]) -> str:
+    """How many faults a world, a story and a random walk were the first to find; None: nobody."""
+    named = [by for by in finders if by is not None]
+    n_by_story = sum(".story: " in by for by in named)
+    n_by_walk = sum(by.startswith("walk ") for by in named)
+    n_by_world = len(named) - n_by_story - n_by_walk
+    return f"{n_by_world} by a world, {n_by_story} by a story, {n_by_walk} by a random walk"
 
 
 def _row(mutant: Mutant, one: Killed) -> str:

@@ -168,6 +168,7 @@ def beside_rows(
         "ms",
         ratio=_median_ratio(ours, alone),
         ceiling=_median_ratio(plain, alone),
+        note="ratio: the step beside it / the step alone; ceiling: this ratio beside plain copies",
         alone_ms=statistics.median(each.mean for each in alone),
         beside_plain_ms=statistics.median(each.mean for each in plain),
         longest_ms=max(each.longest for each in ours),
