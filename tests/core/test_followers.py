@@ -101,6 +101,29 @@ def test_only_whole_flights_that_a_follower_follows_are_inherited(
     assert len(heir.parts) == n_taken
 
 
+def test_flights_that_follow_each_other_are_inherited_together() -> None:
+    draft = draft_of()
+    mine = filling(draft, "A")
+    leader = draft.request(A)
+    assert leader is not None
+    whole = mine.parts[0]
+    first = evolve(whole, stop=1, n_good=1, host=whole.host[:1])
+    second = evolve(
+        whole,
+        start=1,
+        n_good=1,
+        host=whole.host[1:],
+        read=draft.open_ticket(Kind.READ, leader.attempt, 1),
+        copy=draft.open_ticket(Kind.COPY, leader.attempt, 1),
+    )
+    draft.put_phase(leader.attempt, evolve(mine, parts=(first, second)))
+    filling(draft, "B", reads=False, follow=Follow(leader=leader.attempt, stop=2))
+    hand_over(draft, leader.attempt)
+    heir = phase_of(draft, "B")
+    assert isinstance(heir, Filling)
+    assert heir.parts == (first, second)
+
+
 # The digest, counts, and whether anything is under way.
 
 

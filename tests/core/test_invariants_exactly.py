@@ -212,6 +212,9 @@ def test_what_is_computed_again_has_no_source() -> None:
     assert every_page_has_one_source(filled(plan=plan, wanted=(), parts=(RESTORE,))) == (
         "A: nothing brings the pages (Span(start=1, stop=2),)"
     )
+    assert every_page_has_one_source(filled(plan=plan, wanted=(), parts=(READING,))) == (
+        "A: nothing brings the pages (Span(start=0, stop=1),)"
+    )
 
 
 def test_a_promise_is_leased_or_still_under_a_copy() -> None:
