@@ -121,7 +121,7 @@ def _pages_arrived(desk: Desk, ticket: Ticket, watch: Watch, n_pages: int) -> No
     )
     desk.peer_moves(ticket)
     if not is_waiting:
-        spent_us = (desk.now_ns - watch.begun_ns) // 1000 // max(1, n_pages)
+        spent_us = (desk.now_ns - watch.begun_ns) // 1000 // n_pages
         desk.rates = evolve(desk.rates, transfer_us=_smooth(desk.rates.transfer_us, spent_us))
 
 

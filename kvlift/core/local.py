@@ -145,7 +145,7 @@ def first_deadline_ns(watches: Iterable[Watch]) -> int:
 
 def ended_with(watch: Watch, n_pages: int) -> Watch:
     """The ticket has ended with its first `n_pages` good; what was given up stays given up."""
-    ceiling = watch.ceiling if watch.ceiling < 0 else min(watch.ceiling, n_pages)
+    ceiling = min(watch.ceiling, n_pages)
     return evolve(watch, has_ended=True, progress=n_pages, ceiling=ceiling, timeout_ms=None)
 
 

@@ -170,13 +170,8 @@ def _part_copying(phase: Filling, ticket: Ticket) -> Part | None:
     return next((part for part in phase.parts if part.copy == ticket), None)
 
 
-def _with_part(phase: Filling, before: Part, after: Part | None) -> Filling:
-    parts = tuple(
-        after if part is before else part
-        for part in phase.parts
-        if part is not before or after is not None
-    )
-    return evolve(phase, parts=tuple(part for part in parts if part is not None))
+def _with_part(phase: Filling, before: Part, after: Part) -> Filling:
+    return evolve(phase, parts=tuple(after if part is before else part for part in phase.parts))
 
 
 def _with_lease(phase: Filling, lease: Lease) -> Filling:

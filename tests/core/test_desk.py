@@ -23,6 +23,7 @@ from kvlift.core.hear import hear, order
 from kvlift.core.ids import Attempt, DeviceHandle, HostHandle, Rid, Ticket
 from kvlift.core.landed import (
     MirrorEnded,
+    PagesArrived,
     PersistEnded,
     PrefetchEnded,
     RestoreEnded,
@@ -280,3 +281,11 @@ def test_a_closed_read_takes_its_chain_along() -> None:
     rank.order(closed=(READ, Ticket(98)))
     assert rank.local.chains == {}
     assert list(rank.local.watches) == [CHAINED]
+
+
+@pytest.mark.parametrize(("n_pages", "us_a_page"), [(1, 8000), (2, 4000), (4, 2000)])
+def test_a_transfer_is_measured_by_the_page(n_pages: int, us_a_page: int) -> None:
+    rank = Rank(ROOMY)
+    rank.order(hold(), want(n_pages))
+    rank.hear(PagesArrived(HOLD, n_pages), at_ms=8)
+    assert rank.local.rates.transfer_us == us_a_page

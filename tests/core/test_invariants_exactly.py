@@ -215,6 +215,10 @@ def test_what_is_computed_again_has_no_source() -> None:
     assert every_page_has_one_source(filled(plan=plan, wanted=(), parts=(READING,))) == (
         "A: nothing brings the pages (Span(start=0, stop=1),)"
     )
+    twice = filled(plan=plan, wanted=(), parts=(RESTORE, RESTORE, READING))
+    said = every_page_has_one_source(twice)
+    assert said is not None
+    assert said.startswith("A: a page has two sources among ")
 
 
 def test_a_promise_is_leased_or_still_under_a_copy() -> None:
