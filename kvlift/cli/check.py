@@ -34,7 +34,7 @@ from kvlift.models.worlds import CALM_SHARE
 REGISTRY: Final = "kvlift.models.worlds"
 MUTANTS: Final = "kvlift.models.mutants"
 
-_SECONDS, _SECONDS_DEEP = 60.0, 3600.0
+_SECONDS, _SECONDS_DEEP = 300.0, 3600.0
 _STATES, _STATES_DEEP = 1_000_000, 10_000_000
 _SECONDS_ALL: Final = 170.0
 """Branches are measured by default in what the worlds leave of this time."""

@@ -147,7 +147,7 @@ def lent(*, deep: bool) -> Lending:
     return Lending(
         name="lent",
         lives=(
-            Life(rid="A", prompt=A, story="pages=3 tokens=7", peer="", may_abort=True),
+            Life(rid="A", prompt=A, story="pages=3 tokens=7", peer="", may_abort=deep),
             Life(rid="B", prompt=B, story="from=A[0:2] pages=3", n_pages_given=1),
         ),
         policy=Policy(

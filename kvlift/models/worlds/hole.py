@@ -37,12 +37,19 @@ def _second(place: Placed) -> Put:
 
 
 def hole(*, deep: bool) -> Situation:
-    """Storage says that it has lost a page while the next one is there, or is being written."""
+    """Storage has lost a page; the next one is there, or being written. The second has no peer."""
     return Situation(
         name="hole",
         lives=(
             Life(rid="A", prompt=A, story="pages=2", is_first=True, may_abort=deep),
-            Life(rid="B", prompt=A, story="from=A[0:2] pages=2", after="A", may_abort=deep),
+            Life(
+                rid="B",
+                prompt=A,
+                story="from=A[0:2] pages=2",
+                after="A",
+                peer="",
+                may_abort=True,
+            ),
         ),
         policy=Policy(n_device_pages=4, n_host_pages=1, write=WritePolicy.NONE),
         limits=Limits(),
