@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from rich.console import Console
 
 from kvlift.cli.bench import bench
-from kvlift.cli.benches.row import Row
+from kvlift.cli.benches.row import Row, machine
 from kvlift.cli.benches.ttft.allowed import Asked, allowed_ttfts
 from kvlift.cli.benches.ttft.attention import paged_plain, prefill_attention_plain
 from kvlift.cli.benches.ttft.batch import StepTime
@@ -214,3 +214,13 @@ def test_the_checksum_is_zlibs_whoever_computes_it() -> None:
     data = np.random.default_rng().integers(0, 256, 100_001, dtype=np.uint8).tobytes()
     assert crc32(data) == zlib.crc32(data)
     assert crc32(data[100:], crc32(data[:100])) == zlib.crc32(data)
+
+
+def test_a_machine_is_told_in_plain_words_and_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's version is a string of its own kind, which no JSON encoder knows."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "a GPU")
+    told = machine()
+    assert told["gpu"] == "2 x a GPU"
+    assert {type(value) for value in told.values()} == {str, int}

@@ -80,7 +80,10 @@ def machine() -> dict[str, object]:
     gpus: dict[str, object] = {}
     if torch is not None and torch.cuda.is_available():
         n_gpus, name = torch.cuda.device_count(), torch.cuda.get_device_name(0)
-        gpus = {"gpu": f"{n_gpus} x {name}" if n_gpus > 1 else name, "torch": torch.__version__}
+        gpus = {
+            "gpu": f"{n_gpus} x {name}" if n_gpus > 1 else name,
+            "torch": str(torch.__version__),
+        }
     return {
         **gpus,
         "processor": _processor(),
