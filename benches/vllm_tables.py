@@ -37,7 +37,28 @@ def side_by_side_table(result: Result) -> list[str]:
         f"decode has {blocks['decode']} blocks of {block_mb:.1f} MB, prefill {blocks['prefill']}. "
         f"Log-probabilities of all set-ups within {worst:.1g} of each other."
     )
+    if result.get("n_rounds", 1) > 1:
+        lines.append(_drift(result))
     return lines
+
+
+def _drift(result: Result) -> str:
+    """What the run says about its own machine: the last round against the first."""
+    n_rounds = result["n_rounds"]
+    ratios = [
+        f"{part['how']}: "
+        + ", ".join(
+            f"{WORDS[row['instance']]} {row['ttft_ms_by_round'][-1] / first:.2f}"
+            for row in part["rows"]
+            if (first := row["ttft_ms_by_round"][0])
+        )
+        for part in result["played"]
+    ]
+    return (
+        f"One set-up runs at a time, {n_rounds} rounds in alternating order; medians are over all "
+        f"rounds. NIXL with {result['n_nixl_threads']} thread a side. "
+        f"TTFT of the last round as a multiple of the first; {'; '.join(ratios)}."
+    )
 
 
 def _sent(row: Result) -> str:

@@ -55,11 +55,18 @@ def _pair(
     return Pair(prefill, decode, proxy_for(f"{name}-proxy", prefill, decode, folder))
 
 
-def nixl_pair(prefill: Sizes, decode: Sizes, folder: Path) -> Pair:
-    """NixlConnector alone, over UCX: shared memory and TCP."""
+def nixl_pair(prefill: Sizes, decode: Sizes, folder: Path, n_threads: int = 1) -> Pair:
+    """NixlConnector alone, over UCX: shared memory and TCP. Each of its threads polls all the time;
+    vLLM's default of 4 is meant for more cores than are here."""
 
     def transfer(role: str) -> dict[str, Any]:
-        return {"kv_connector": "NixlConnector", "kv_role": role, "kv_buffer_device": "cpu"}
+        return {
+            "kv_connector": "NixlConnector",
+            "kv_role": role,
+            "kv_buffer_device": "cpu",
+            "kv_load_failure_policy": "recompute",
+            "kv_connector_extra_config": {"num_threads": n_threads},
+        }
 
     def env() -> dict[str, str]:
         port = str(free_port())

@@ -7,7 +7,16 @@ import attrs
 import pytest
 
 from benches import vllm_step_time, vllm_tables
-from benches.vllm_side_by_side import Turn, ideal_bytes, schedule, summary
+from benches.vllm_side_by_side import (
+    Conversations,
+    Place,
+    SetUp,
+    Turn,
+    ideal_bytes,
+    phases,
+    schedule,
+    summary,
+)
 from tests.vllm.harness import Server
 from tests.vllm.harness_client import Answer, Script, _Reader, difference
 from tests.vllm.harness_model import SMALL, TINY, write_model
@@ -86,11 +95,9 @@ def test_a_model_is_the_same_every_time(tmp_path: Path) -> None:
     assert TINY.kv_bytes(128) == 262_144
 
 
-def turn_of(name: str, turn: int, ttft_s: float, n_bytes: float) -> Turn:
+def turn_of(name: str, n_round: int, turn: int, ttft_s: float, n_bytes: float) -> Turn:
     return Turn(
-        how="in rotation",
-        name=name,
-        turn=turn,
+        place=Place(name, n_round, "in rotation", 0, turn),
         answer=attrs.evolve(ANSWER, ttft_s=ttft_s),
         bytes_from_p=n_bytes,
         ideal_bytes=1e6,
@@ -101,24 +108,64 @@ def turn_of(name: str, turn: int, ttft_s: float, n_bytes: float) -> Turn:
 
 def test_turns_become_medians_and_a_table() -> None:
     turns = [
-        turn_of(name, turn, ttft_s, n_bytes)
+        turn_of(name, n_round, turn, ttft_s, n_bytes)
         for name, n_bytes in (("single", 0.0), ("kvlift", 2e6))
         for turn in (1, 2)
-        for ttft_s in (0.1, 0.3)
+        for n_round, ttft_s in ((1, 0.1), (2, 0.3))
     ]
     played = summary(turns, ["single", "kvlift"])
     (part,) = played
     assert part["rows"][1]["ttft_ms"] == [200.0, 200.0]
+    assert part["rows"][1]["ttft_ms_by_round"] == [100.0, 300.0]
     assert part["rows"][1]["n_steps"] == 8
     result = {
         "played": played,
-        "script": {"n_turns": 2, "n_first": 9, "n_next": 3, "n_answer": 2, "n_conversations": 2},
+        "script": {"n_turns": 2, "n_first": 9, "n_next": 3, "n_answer": 2, "n_conversations": 1},
         "blocks": {"decode": 4, "prefill": 8},
         "block_bytes": 1e6,
+        "n_rounds": 2,
+        "n_nixl_threads": 1,
     }
     table = "\n".join(vllm_tables.side_by_side_table(result))
     assert "| kvlift | 200 | 200 | 2.0 MB (suffix alone: 1.0) | 3.0 ms |" in table
     assert "| no connector, one instance | 200 | 200 | - | 3.0 ms |" in table
+    assert "median of 2:" in table
+    assert "no connector, one instance 3.00, kvlift 3.00" in table
+
+
+def test_an_answer_is_compared_with_the_first_one_to_the_same_prompt() -> None:
+    other = with_(ANSWER, 1, {6: -0.1, 7: -3.25}, 6)
+    turns = [turn_of(name, 1, 1, 0.1, 0.0) for name in ("single", "kvlift")]
+    turns.append(attrs.evolve(turn_of("kvlift", 2, 1, 0.1, 0.0), answer=other))
+    turns.append(attrs.evolve(turn_of("single", 2, 1, 0.1, 0.0), answer=other))
+    (part,) = summary(turns[:2], ["single", "kvlift"])
+    assert [it["logprob_diff_max"] for it in part["rows"]] == [0, 0]
+    (part,) = summary(turns, ["single", "kvlift"])
+    assert [it["logprob_diff_max"] for it in part["rows"]] == [0.25, 0.25]
+
+
+def test_every_second_round_goes_back() -> None:
+    assert phases("ABC", 2) == [(1, "A"), (1, "B"), (1, "C"), (2, "C"), (2, "B"), (2, "A")]
+
+
+def test_all_set_ups_are_asked_the_same_in_every_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts: list[list[int]] = []
+
+    def asked(place: Place, to: SetUp, prompt: list[int], n_answer: int, ideal: float) -> Turn:
+        prompts.append(prompt)
+        token = len(prompts)  # no two answers are equal
+        found = turn_of(place.name, place.n_round, place.turn, 0.1, ideal)
+        return attrs.evolve(found, answer=attrs.evolve(ANSWER, tokens=(token, token)))
+
+    monkeypatch.setattr("benches.vllm_side_by_side.asked", asked)
+    scripts = [Script(turns=((1,), (2,), (3,)), n_answer=2)] * 2
+    all_asked = Conversations({"one at a time": scripts[:1], "in rotation": scripts[1:]})
+    server = Server(name="one", command=[], port=1, log=Path("none"))
+    for name in ("single", "kvlift"):
+        up = SetUp(name, server.url, server, ())
+        assert len(list(all_asked.played(1, up))) == all_asked.n_requests == 6
+    assert prompts[:6] == prompts[6:]
+    assert prompts[2] == [1, 1, 1, 2, 2, 2, 3]
 
 
 def test_conversations_take_turns_or_come_one_after_the_other() -> None:

@@ -4,6 +4,7 @@ Called through `POST /collective_rpc`. A block is the bytes of all layers at one
 """
 
 import hashlib
+import os
 from typing import Any
 
 import torch
@@ -19,6 +20,9 @@ class KvProbe:
         for entry in self.model_runner.kv_caches:
             found += entry if isinstance(entry, list | tuple) else [entry]
         return found
+
+    def probe_pid(self) -> dict[str, int]:
+        return {"pid": os.getpid()}
 
     def probe_shape(self) -> dict[str, Any]:
         layers = self._probe_layers()
