@@ -51,14 +51,22 @@ def prefill_body(body: dict[str, Any]) -> dict[str, Any]:
 class Proxy:
     """Prefill instances are tried in order of turn; there is one decode instance."""
 
-    def __init__(self, prefill: Sequence[str], decode: str, timeout_s: float) -> None:
+    def __init__(
+        self,
+        prefill: Sequence[str],
+        decode: str,
+        timeout_s: float,
+        connect_timeout_s: float = 5.0,
+    ) -> None:
         self._prefill = list(prefill)
         self._decode = decode
         self._n_requests = 0
         # A kept connection may be closed by the server in the moment in which it is used again,
         # and a POST is not safe to repeat.
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
-        self._http = httpx.AsyncClient(timeout=httpx.Timeout(timeout_s, connect=5), limits=limits)
+        self._http = httpx.AsyncClient(
+            timeout=httpx.Timeout(timeout_s, connect=connect_timeout_s), limits=limits
+        )
 
     async def complete(self, request: Request) -> Response:
         try:
@@ -147,8 +155,9 @@ def main() -> None:
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--timeout-s", type=float, default=600)
+    parser.add_argument("--connect-timeout-s", type=float, default=5)
     chosen = parser.parse_args()
-    proxy = Proxy(chosen.prefill, chosen.decode, chosen.timeout_s)
+    proxy = Proxy(chosen.prefill, chosen.decode, chosen.timeout_s, chosen.connect_timeout_s)
     uvicorn.run(proxy.app(), host=chosen.host, port=chosen.port, log_level="warning")
 
 

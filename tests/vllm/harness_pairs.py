@@ -39,6 +39,7 @@ def proxy_for(name: str, prefill: Server, decode: Server, folder: Path) -> Proce
     command = [
         *(str(python or sys.executable), str(ROOT / "examples" / "vllm_proxy.py")),
         *("--prefill", prefill.url, "--decode", decode.url, "--port", str(port)),
+        *("--connect-timeout-s", "60"),  # servers that share two cores may be slow to accept
     ]
     return Process(name=name, command=command, port=port, log=folder / f"{name}.log")
 
