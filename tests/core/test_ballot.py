@@ -172,3 +172,7 @@ def test_every_ticket_has_its_turn(n_tickets: int) -> None:
 def test_one_token_is_one_token() -> None:
     for one, other in itertools.product((0, 1, 2**31 - 1), repeat=2):
         assert is_one_token(both(of_token(one), of_token(other))) == (one == other)
+
+
+def test_a_token_is_one_more_than_its_number_up_and_down() -> None:
+    assert of_token(5) == Observation(progress=6, ended=1, ceiling=-6)

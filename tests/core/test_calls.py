@@ -112,6 +112,15 @@ def test_storage_is_not_asked_where_it_is_off_or_has_nothing_to_add(
     assert phase_of(draft) == Waiting(stored_start=n_on_host, stored_stop=n_on_host, n_lookups=0)
 
 
+@pytest.mark.parametrize("n_given", [0, 2])
+def test_what_the_hosts_own_cache_has_is_remembered(n_given: int) -> None:
+    draft = draft_of()
+    take_call(draft, evolve(submit("A", PROMPT), n_pages_given=n_given))
+    request = draft.request(A)
+    assert request is not None
+    assert request.n_pages_given == n_given
+
+
 def test_a_submission_without_a_peer_has_no_conversation() -> None:
     draft = draft_of(storage=Switch.OFF)
     take_call(draft, evolve(submit("A", PROMPT), peer=""))

@@ -360,3 +360,26 @@ def test_pages_are_what_they_were_for_the_policy_without_copies() -> None:
     draft = draft_of(evolve(POLICY, write=WritePolicy.NONE))
     put(draft, Tier.DEVICE, PATH, 0, 4)
     assert draft.take_device(1) == (DeviceHandle(4),)
+
+
+def test_what_failed_to_go_down_does_not_take_its_parent_along() -> None:
+    """Page 0 is dirty as well, but another copy of it is on its way."""
+    draft = on_device(2, back=True)
+    (parent,) = draft.index.cover(PATH, 0, 1)
+    draft.index.mark_mirroring(parent, Switch.ON)
+    going(draft, Reach.HOST, n_pages=2)
+    (phase,) = phases(draft)
+    assert isinstance(phase, Mirroring)
+    assert phase.positions == (1,)
+    descent_event(draft, draft.descents[0].id, MirrorOver(phase.ticket, 0))
+    assert [s.device for s in draft.index.segments.values()] == [(0,)]
+
+
+def test_a_write_from_the_device_names_no_stale_host_page() -> None:
+    draft = on_device(1)
+    put(draft, Tier.HOST, PATH, 0, 1)
+    draft.index.pin(Tier.HOST, PATH, 0, 1)
+    draft.index.flush(Tier.HOST)
+    draft.effects.clear()
+    going(draft, Reach.STORAGE, n_pages=1)
+    assert writes(draft) == [((0,), (), (0,))]

@@ -241,6 +241,16 @@ def test_the_next_of_a_kind_begins_when_one_has_ended() -> None:
     assert rank.started[-1] == mirror(12)
 
 
+def test_a_turn_that_is_passed_on_leaves_the_others_counted() -> None:
+    rank = Rank(ROOMY)
+    rank.order(_restore(11), _restore(12), _restore(13))
+    assert rank.local.n_in_flight[Kind.COPY] == 2
+    rank.hear(RestoreEnded(Ticket(11), 1))
+    assert rank.local.n_in_flight[Kind.COPY] == 2
+    rank.hear(RestoreEnded(Ticket(12), 1), RestoreEnded(Ticket(13), 1))
+    assert rank.local.n_in_flight[Kind.COPY] == 0
+
+
 def test_a_read_that_is_given_up_with_its_restore_leaves_other_reads_with_theirs() -> None:
     rank = Rank(ROOMY)
     given_up = CancelPrefetch(ticket=Ticket(11), n_pages_kept=0), CancelRestore(ticket=Ticket(12))

@@ -271,3 +271,13 @@ def test_below_the_mark_pages_start_down(mark: int, n_free: int, n_started: int)
 def test_a_draft_of_another_policy_is_of_that_policy() -> None:
     policy = Policy(n_device_pages=1)
     assert draft_of(policy).policy is policy
+
+
+def test_no_more_host_pages_leave_than_are_needed() -> None:
+    draft = draft_of(BACK)
+    put(draft, Tier.HOST, OLD, 0, 2)
+    put(draft, Tier.HOST, NEW, 0, 2)
+    put(draft, Tier.DEVICE, NEW, 0, 2)
+    room(draft, host=0)
+    draft.take_host(2)
+    assert draft.index.n_host == 2

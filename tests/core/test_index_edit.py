@@ -285,3 +285,16 @@ def test_storage_that_was_flushed_has_nothing() -> None:
     again = IndexEdit(index)
     again.flush_stored()
     assert again.frozen() is index, "nothing was stored"
+
+
+def test_a_flush_goes_on_behind_segments_that_went_with_others() -> None:
+    """The front half has no copies of its own: it goes with the back half, before its own turn."""
+    edit = extended()
+    (back,) = list(edit.cover(PATH, 2, 4))
+    edit.set_device(back, devices(12, 13))
+    edit.extend(_prompt(1, 2, namespace=BLUE), 2, now=6, priority=3)
+    last = list(edit.segments.values())[-1]
+    edit.set_device(last, devices(14, 15))
+    edit.flush(Tier.DEVICE)
+    assert dict(edit.segments) == {}
+    assert sorted(edit.freed_device) == [12, 13, 14, 15]
