@@ -359,3 +359,15 @@ def test_who_is_admitted_in_this_tick_counts_for_the_next_in_line() -> None:
     assert followed.follow is not None
     assert followed.follow.leader == first.attempt
     assert isinstance(draft.requests[third.attempt].phase, Waiting), "2 + 2 of 7, and 6 kept"
+
+
+def test_a_leader_is_found_behind_one_that_brings_nothing() -> None:
+    draft = draft_of()
+    first, second = wait(draft, "A", prompt_of(9)), wait(draft, "B", prompt_of(1, 2))
+    admit(draft)
+    filling = draft.requests[first.attempt].phase
+    assert isinstance(filling, Filling)
+    draft.put_phase(first.attempt, Ready(plan=filling.plan, lease=filling.lease))
+    offer = offer_now(draft, wait(draft, "C", prompt_of(1, 2)))
+    assert offer is not None
+    assert offer.leader == second.attempt

@@ -284,6 +284,26 @@ def test_a_flush_forgets_one_tier(tier: Tier) -> None:
     assert draft.effects == effects[tier]
 
 
+def test_each_flush_of_the_host_is_another_one() -> None:
+    draft = draft_of()
+    take_call(draft, Flush(Tier.HOST))
+    take_call(draft, Flush(Tier.HOST))
+    assert draft.host_epoch == 2
+
+
+def test_a_page_that_was_grown_and_not_written_is_no_tail() -> None:
+    draft = draft_of()
+    phase = running(draft)
+    request = draft.request(A)
+    assert request is not None
+    grown = evolve(phase.lease, own=phase.lease.own + draft.take_device(1))
+    draft.put_phase(request.attempt, evolve(phase, lease=grown))
+    take_call(draft, Retract(A, b""))
+    after = draft.requests[request.attempt].phase
+    assert isinstance(after, Retracted)
+    assert (after.n_pages_pinned, after.tail_device, after.tail_copy) == (3, None, None)
+
+
 def test_storage_that_is_detached_is_asked_and_read_no_more() -> None:
     draft = draft_of()
     take_call(draft, submit("B", prompt_of(7, 8)))

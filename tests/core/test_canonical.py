@@ -72,6 +72,7 @@ def test_names_are_numbered_from_one_in_their_order() -> None:
     n_device = len(naming.names[Name.DEVICE])
     assert sorted(naming.names[Name.DEVICE].values()) == list(range(1, 1 + n_device))
     assert min(naming.names[Name.DEVICE]) >= 100
+    assert naming.names[Name.HOST] == {101: 1, 100: 2}, "as they are met: the core never compares"
 
 
 def test_a_longer_past_does_not_matter() -> None:
@@ -249,3 +250,19 @@ def test_a_watch_that_is_as_young_as_can_be_stays_the_same_object() -> None:
     after = renamed_local(local, naming, Policy(n_device_pages=1), 7)
     assert after.watches[Ticket(1)] is young
     assert after.watches[Ticket(2)] == after.watches[Ticket(3)] == young
+
+
+def test_who_grows_has_its_new_name() -> None:
+    growth = Growth(attempt=Attempt(5), n_pages=1, deadline=12)
+    agreed = evolve(LATE.agreed, growths=(growth,))
+    after = renamed_agreed(agreed, naming_of(agreed), POLICY)
+    assert [each.attempt for each in after.growths] == [2]
+
+
+def test_a_token_stands_under_the_new_name_of_its_conversation() -> None:
+    naming = naming_of(LATE.agreed)
+    hold = max(LATE.local.watches)
+    local = evolve(LATE.local, tokens={hold: (5, -1.0)})
+    assert hold != naming.names[Name.TICKET][hold]
+    after = renamed_local(local, naming, POLICY, 0)
+    assert dict(after.tokens) == {naming.names[Name.TICKET][hold]: (5, -1.0)}

@@ -383,3 +383,11 @@ def test_a_write_from_the_device_names_no_stale_host_page() -> None:
     draft.effects.clear()
     going(draft, Reach.STORAGE, n_pages=1)
     assert writes(draft) == [((0,), (), (0,))]
+
+
+def test_what_did_not_get_to_storage_is_counted_from_where_the_write_began() -> None:
+    draft = on_device()
+    mark(draft, 0, 1)
+    going(draft, Reach.STORAGE)
+    descent_event(draft, draft.descents[0].id, PersistOver(Ticket(1), 1))
+    assert lost(draft) == [("storage", 2)]

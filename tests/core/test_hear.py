@@ -308,3 +308,8 @@ def test_what_was_said_is_kept_until_the_tick_after_the_end() -> None:
     assert rank.local.tokens[HOLD] == (7, -0.5)
     rank.order(_restore(13))
     assert HOLD not in rank.local.tokens
+
+
+def test_of_a_ticket_that_was_never_ordered_nothing_has_been_seen() -> None:
+    (unknown,) = seen(Local(), (Ticket(77),))
+    assert (unknown.progress, unknown.ended) == (0, 0)

@@ -219,6 +219,8 @@ def test_what_is_computed_again_has_no_source() -> None:
     said = every_page_has_one_source(twice)
     assert said is not None
     assert said.startswith("A: a page has two sources among ")
+    gone = filled(peer_gone=PeerCause.GONE, parts=(READING, READING))
+    assert every_page_has_one_source(gone) is not None, "a gap does not make up for it"
 
 
 def test_a_promise_is_leased_or_still_under_a_copy() -> None:
@@ -229,6 +231,10 @@ def test_a_promise_is_leased_or_still_under_a_copy() -> None:
     )
     assert the_promise_is_leased(filled(plan=evolve(more, rest=Source.RECOMPUTE))) is None
     assert the_promise_is_leased(filled(plan=more, peer_gone=PeerCause.GONE)) is None
+    first, second = filled(plan=evolve(more, rest=Source.RECOMPUTE)), filled(plan=more)
+    (exempt,), (broken,) = first.requests.values(), second.requests.values()
+    both = evolve(first, requests={exempt.attempt: exempt, Attempt(exempt.attempt + 1): broken})
+    assert the_promise_is_leased(both) is not None
     shorter = evolve(PLAN, bounds=evolve(PLAN.bounds, storage=1))
     assert the_promise_is_leased(filled(plan=shorter)) is None, "its copy still runs"
 
