@@ -109,7 +109,7 @@ def _verdict_of_demo(result: Result) -> str:
     )
     return (
         f"{played} {n_requests} requests, {n_failed} failed; tokens {same}; "
-        f"log-probabilities within {result['logprob_diff_max']:.1g}; "
+        f"log-probabilities within {vllm_tables.rounded_up(result['logprob_diff_max'])}; "
         f"{result['pages_verified']} restored pages compared with recomputed ones; "
         f"at most {result['ballots_per_tick_max']} reduction a tick; "
         f"{result['leaks']} pages leaked." + "".join(f" NOT SO: {it}." for it in result["faults"])

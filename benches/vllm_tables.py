@@ -1,6 +1,6 @@
 """The tables of the vLLM benches, for `benches/figures.py`."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 Result = Mapping[str, Any]
@@ -35,11 +35,29 @@ def side_by_side_table(result: Result) -> list[str]:
         f"{script['n_conversations']} conversations each way, {script['n_first']} + "
         f"{n_turns - 1} x {script['n_next']} tokens and {script['n_answer']} generated a turn; "
         f"decode has {blocks['decode']} blocks of {block_mb:.1f} MB, prefill {blocks['prefill']}. "
-        f"Log-probabilities of all set-ups within {worst:.1g} of each other."
+        f"Log-probabilities of all set-ups within {rounded_up(worst)} of the first one's."
     )
-    if result.get("n_rounds", 1) > 1:
+    if (n_rounds := result.get("n_rounds", 0)) > 0:
+        lines.append(
+            f"One set-up runs at a time: {', '.join(row['instance'] for row in _rows(result))}; "
+            f"NIXL with {result['n_nixl_threads']} thread a side."
+        )
+    if n_rounds > 1:
         lines.append(_drift(result))
     return lines
+
+
+def rounded_up(bound: float) -> str:
+    """One digit that is not below the bound: 2.0027e-05 is within 3e-05."""
+    digit, _, exponent = f"{bound:.0e}".partition("e")
+    if float(f"{digit}e{exponent}") < bound:
+        digit = str(int(digit) + 1)
+    return f"{float(f'{digit}e{exponent}'):.0e}"
+
+
+def _rows(result: Result) -> Sequence[Result]:
+    rows: Sequence[Result] = result["played"][0]["rows"]
+    return rows
 
 
 def _drift(result: Result) -> str:
@@ -55,8 +73,7 @@ def _drift(result: Result) -> str:
         for part in result["played"]
     ]
     return (
-        f"One set-up runs at a time, {n_rounds} rounds in alternating order; medians are over all "
-        f"rounds. NIXL with {result['n_nixl_threads']} thread a side. "
+        f"{n_rounds} rounds in alternating order; medians are over all of them. "
         f"TTFT of the last round as a multiple of the first; {'; '.join(ratios)}."
     )
 

@@ -94,6 +94,11 @@ def _check_place() -> None:
         fail(f"{PLACE}={place} can't be used ({error.strerror}): set it to a folder of yours")
 
 
+def in_short(value: float) -> str:
+    """Four digits, never with an exponent: 19,751, 53.3, 0.003412."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
 def _print_table(name: str, rows: list[Row], *, is_tiny: bool) -> None:
     """Fits 80 columns: what rows say of themselves stands below the table, once."""
     told = machine()
@@ -105,10 +110,10 @@ def _print_table(name: str, rows: list[Row], *, is_tiny: bool) -> None:
         is_number = column in {"value", "ceiling", "ratio"}
         table.add_column(column, justify="right" if is_number else "left", no_wrap=True)
     for line in rows:
-        ceiling = "" if line.ceiling is None else f"{line.ceiling:.4g}"
+        ceiling = "" if line.ceiling is None else in_short(line.ceiling)
         ratio = "" if line.ratio is None else f"{line.ratio:.2f}"
         better = "" if line.ratio is None else line.better
-        table.add_row(line.case, f"{line.value:.4g}", line.unit, ceiling, ratio, better)
+        table.add_row(line.case, in_short(line.value), line.unit, ceiling, ratio, better)
     console.print(table)
     console.print("ratio: value / ceiling, where no line below says otherwise")
     cases: dict[str, list[str]] = {}

@@ -54,9 +54,9 @@ def _fields(entries: Sequence[str]) -> dict[str, object]:
         if not sign:
             raise click.UsageError(f"--config takes FIELD=VALUE, not {entry!r}")
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            there = ", ".join(each for each in known if each not in WORKER_SIZES)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are {there}"
+            mine = [each for each in known if each not in WORKER_SIZES]
+            near = difflib.get_close_matches(name, mine, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(mine)}"
             raise click.UsageError(f"--config knows no field {name!r}; {hint}")
         fields[name] = value
     return fields

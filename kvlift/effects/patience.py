@@ -5,6 +5,8 @@ it was waiting for may have stood still as well, and gets the rest of the time.
 """
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from attrs import define, field
@@ -12,8 +14,8 @@ from attrs import define, field
 LOOK_UP_S: Final = 0.05
 """The longest wait of one turn: so often a waiting rank looks whether another one has left."""
 
-TURN_MAX_S: Final = 0.5
-"""A turn of so long is still a slow one; in a longer one the process stood still."""
+LATE_MAX_S: Final = 0.25
+"""A wait that ends later than asked by so much is still a slow one; later, it stood still."""
 
 
 @define(eq=False)
@@ -32,21 +34,33 @@ class Pauses:
 
 @define(eq=False)
 class Patience:
-    """A deadline, `deadline_s` from now. Ask in every turn of a wait: turns are what is counted."""
+    """A deadline, `deadline_s` after it was made, that waits in turns:
+
+        while not is_done() and patience.left_s():
+            with patience.turn() as turn_s:
+                wait(turn_s)
+
+    Only such a wait is looked at: what else takes its time is counted, as by any clock.
+    """
 
     deadline_s: float
     _give_up_at_s: float = field(init=False)
-    _pauses: Pauses = field(factory=lambda: Pauses(TURN_MAX_S), init=False)
 
     def __attrs_post_init__(self) -> None:
         self._give_up_at_s = time.monotonic() + self.deadline_s
 
     def left_s(self) -> float:
         """Seconds that are left, 0 at the end."""
-        now = time.monotonic()
-        self._give_up_at_s += self._pauses.slept_s(now)
-        return max(0.0, self._give_up_at_s - now)
+        return max(0.0, self._give_up_at_s - time.monotonic())
 
-    def turn_s(self) -> float:
-        """How long to wait in this turn."""
-        return min(LOOK_UP_S, self.left_s())
+    @contextmanager
+    def turn(self, longest_s: float = LOOK_UP_S) -> Iterator[float]:
+        """One wait, and how long it may be, in seconds."""
+        turn_s = min(longest_s, self.left_s())
+        began_s = time.monotonic()
+        try:
+            yield turn_s
+        finally:
+            late_s = time.monotonic() - began_s - turn_s
+            if late_s > LATE_MAX_S:
+                self._give_up_at_s += late_s

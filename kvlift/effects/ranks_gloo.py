@@ -71,9 +71,9 @@ def has_ended_within(work: dist.Work, wait_s: float) -> bool:
     except RuntimeError:
         if not work.is_completed():
             return False
-        if work.is_success():
-            return True
-        raise
+        if not work.is_success():
+            raise
+        work.wait()  # what has to be copied back to a GPU is ordered by it
     return True
 
 
@@ -83,7 +83,8 @@ class GlooRanks:
 
     `store`: this rank's connection to the launcher's store (a store per rank).
     `group`: name of this group in the store; a restarted group needs a new one.
-    `deadline_s`: longest wait in `verdict` and `exchange`, counted from the call.
+    `deadline_s`: longest wait in `verdict` and `exchange`, counted from the call, without time in
+    which this process stood still.
     `ballot_length`: 64-bit numbers in a ballot, the same on every rank.
     `join_timeout_s`: longest wait in the constructor for the other ranks.
     `send_lifetime_s`: longest time from `send` to the end of its reduction; it bounds how long an
@@ -194,7 +195,8 @@ class GlooRanks:
     def _ended_within(self, work: dist.Work, patience: Patience) -> bool:
         """Whether the reduction ended well. Raises RankLost where it failed."""
         try:
-            return has_ended_within(work, patience.turn_s())
+            with patience.turn() as turn_s:
+                return has_ended_within(work, turn_s)
         except RuntimeError as error:
             raise self._name_the_lost(str(error), patience) from None
 
@@ -206,7 +208,8 @@ class GlooRanks:
             silent = self._beat.silent_ranks(self.silence_s)
             if silent:
                 return self._given_up(RankLost(silent, first_line))
-            time.sleep(self._beat.period_s / 2)
+            with patience.turn(self._beat.period_s / 2) as turn_s:
+                time.sleep(turn_s)
         return self._given_up(RankLost(self._beat.behind_ranks(), first_line))
 
     def _heed_the_others(self, *, heed_left: bool) -> None:

@@ -18,6 +18,8 @@ from enum import Enum
 import torch.distributed as dist
 from attrs import define, field, frozen
 
+from kvlift.effects.patience import Pauses
+
 LINE_BYTES_MAX = 16384
 
 
@@ -55,8 +57,8 @@ class Line:
 class Heartbeat:
     """One thread that beats for this rank and watches the others.
 
-    Ages are measured on this rank's clock between rounds of its own watching, so that a rank that
-    was stopped and goes on does not take the others for silent.
+    Ages are measured on this rank's clock between rounds of its own watching, without the time in
+    which it stood still, so that a rank that goes on does not take those for silent that still do.
     """
 
     rank: int
@@ -69,6 +71,7 @@ class Heartbeat:
     _round_at_s: float = field(default=0.0, init=False)
     is_calm: bool = field(default=True, init=False)
     """Nobody has left or given up, as far as this rank has heard. Read without the lock."""
+    _pauses: Pauses = field(init=False)
     _lock: threading.Lock = field(factory=threading.Lock, init=False)
     _wake: threading.Event = field(factory=threading.Event, init=False)
     _ended: threading.Event = field(factory=threading.Event, init=False)
@@ -81,6 +84,7 @@ class Heartbeat:
         self._changed_at_s = dict.fromkeys(others, now_s)
         self._lines = {rank: Line() for rank in others}
         self._round_at_s = now_s
+        self._pauses = Pauses(max(4 * self.period_s, 0.25))
         name = f"kvlift-heartbeat-{self.rank}"
         self._thread = threading.Thread(target=self._beat_until_ended, name=name, daemon=True)
         self._thread.start()
@@ -161,11 +165,12 @@ class Heartbeat:
         others = sorted(self._changed_at_s)
         heard = self.store.multi_get([_key(rank) for rank in others])
         now_s = time.monotonic()
+        slept_s = self._pauses.slept_s(now_s)
         with self._lock:
             for rank, data in zip(others, heard, strict=True):
                 line = Line.parse(bytes(data))
-                if line.n_beats != self._lines[rank].n_beats:
-                    self._changed_at_s[rank] = now_s
+                is_heard = line.n_beats != self._lines[rank].n_beats
+                self._changed_at_s[rank] = now_s if is_heard else self._changed_at_s[rank] + slept_s
                 self._lines[rank] = line
             self._round_at_s = now_s
             self.is_calm = all(line.standing is Standing.HERE for line in self._lines.values())

@@ -84,7 +84,8 @@ class Rendezvous:
         thread.start()
         patience = Patience(deadline_s + 0.5)
         while thread.is_alive() and patience.left_s():
-            thread.join(patience.turn_s())
+            with patience.turn() as turn_s:
+                thread.join(turn_s)
         if reports:
             return reports[0]
         raise failures[0] if failures else RankLost((), NO_STORE)
@@ -97,7 +98,8 @@ class Rendezvous:
             if not patience.left_s():
                 missing = tuple(r for r, key in enumerate(keys) if not self.store.check([key]))
                 raise RankLate(missing, timeout_s)
-            time.sleep(LOOK_S)
+            with patience.turn(LOOK_S) as turn_s:
+                time.sleep(turn_s)
         reports = []
         for rank, key in enumerate(keys):
             text = self.store.get(key)

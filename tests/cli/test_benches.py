@@ -11,7 +11,7 @@ import torch
 from click.testing import CliRunner, Result
 from rich.console import Console
 
-from kvlift.cli.bench import bench
+from kvlift.cli.bench import bench, in_short
 from kvlift.cli.benches.row import Row, machine
 from kvlift.cli.benches.ttft.allowed import Asked, allowed_ttfts
 from kvlift.cli.benches.ttft.attention import paged_plain, prefill_attention_plain
@@ -224,3 +224,11 @@ def test_a_machine_is_told_in_plain_words_and_numbers(monkeypatch: pytest.Monkey
     told = machine()
     assert told["gpu"] == "2 x a GPU"
     assert {type(value) for value in told.values()} == {str, int}
+
+
+@pytest.mark.parametrize(
+    ("value", "short"),
+    [(19750.83, "19,751"), (1000.4, "1,000"), (999.94, "999.9"), (53.27, "53.27"), (0.0, "0")],
+)
+def test_a_figure_is_short_and_has_no_exponent(value: float, short: str) -> None:
+    assert in_short(value) == short

@@ -82,7 +82,7 @@ def test_a_page_that_one_rank_cannot_read_is_asked_of_prefill_by_both(
         after = pair.decode.counters()
         received = after[RECEIVED] - before[RECEIVED]
         assert received >= 2 * BLOCK_BYTES, "the page, and the one that is not full"
-        assert received % BLOCK_BYTES == 0, "both ranks got the same pages"
+        assert received % BLOCK_BYTES == 0, "as many pages in all as for whole blocks"
         restored = after[FROM_STORAGE] - before.get(FROM_STORAGE, 0.0)
         assert restored >= 4, "storage gave what both ranks could read"
         for mine, known in zip(digests(pair), on_device, strict=True):
@@ -124,7 +124,7 @@ def test_the_storage_folder_of_two_ranks_may_vanish(pair: Pair, reference: Refer
     received = after[RECEIVED] - before[RECEIVED]
     n_short = after.get(SHORT, 0.0) - before.get(SHORT, 0.0)
     assert received >= 7 * BLOCK_BYTES or n_short, "prefill gave the first prompt, or decode did"
-    assert after[FROM_STORAGE] == before[FROM_STORAGE]
+    assert after.get(FROM_STORAGE, 0.0) == before.get(FROM_STORAGE, 0.0)
     assert faults.worst(answers, expected) < TOLERANCE
 
 

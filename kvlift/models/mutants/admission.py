@@ -61,8 +61,8 @@ ADMISSION: Final[tuple[Mutant, ...]] = (
     Mutant(
         name="capacity in tokens",
         file="admission.py",
-        old="if n_device > room - _n_reserved_for_growth(draft.policy, further):",
-        new="if n_device * prompt.page_tokens > room:",
+        old="if n_device > room - _n",
+        new="if n_device * prompt.page_tokens > room - _n",
         why="Tokens are compared with pages: a request that fits is never admitted.",
         expects="restore",
     ),

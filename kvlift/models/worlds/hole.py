@@ -1,7 +1,7 @@
 """A hole in storage: what lies behind it is still there, or is being written at this moment."""
 
 from kvlift.core.agreed import Agreed
-from kvlift.core.index import Segment
+from kvlift.core.index import ROOT, Segment
 from kvlift.core.local import Limits
 from kvlift.core.policy import Policy, WritePolicy
 from kvlift.models.worlds import goals
@@ -18,7 +18,7 @@ def _behind_a_hole(agreed: Agreed) -> list[Segment]:
     return [
         segment
         for segment in segments.values()
-        if segment.parent and not segments[segment.parent].stored
+        if segment.parent != ROOT and not segments[segment.parent].stored
     ]
 
 

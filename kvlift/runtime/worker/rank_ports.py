@@ -217,7 +217,8 @@ def sum_over_ranks(deadline_s: float, tensor: torch.Tensor) -> torch.Tensor:
     work = dist.all_reduce(tensor, async_op=True)
     assert work is not None, "an asynchronous collective returns its work"
     patience = Patience(deadline_s)
-    while not has_ended_within(work, patience.turn_s()):
-        if not patience.left_s():
-            raise RuntimeError(f"a rank has not come to a sum within {deadline_s:g} s")
-    return tensor
+    while patience.left_s():
+        with patience.turn() as turn_s:
+            if has_ended_within(work, turn_s):
+                return tensor
+    raise RuntimeError(f"a rank has not come to a sum within {deadline_s:g} s")
