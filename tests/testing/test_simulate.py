@@ -405,3 +405,10 @@ def test_a_resumed_request_has_no_first_token_on_any_rank() -> None:
         """
     )
     assert stage.requests.by_name["A"].first_tokens == [None, None]
+
+
+def test_a_deadline_behind_many_late_answers_is_waited_for() -> None:
+    """30 s of quarantine, and something that happens every 20 ms until then: nothing is left."""
+    result = play(992, Options(n_ticks=2000, n_ranks=4))
+    assert result.violations == ()
+    assert result.n_leaks == 0

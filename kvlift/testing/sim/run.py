@@ -32,6 +32,9 @@ TICKS_TO_FINISH: Final = 400
 TICKS_A_REQUEST: Final = 80
 """Bounds of the second phase, beside a tick or two for every token that is still to be decoded."""
 
+DEADLINES_TO_FINISH: Final = 40
+"""They are counted from the last tick in which a rank waited for a deadline: as often, at most."""
+
 
 @frozen(kw_only=True)
 class Violation:
@@ -115,19 +118,28 @@ class Run:
         n_alive = len(self.host.alive())
         n_most = TICKS_TO_FINISH + TICKS_A_REQUEST * n_alive + 2 * self.host.n_answer_tokens_left()
         left: Sequence[str] = ()
-        for _ in range(n_most):
-            if self.violations:
-                return
+        n_since_due = 0
+        for _ in range(DEADLINES_TO_FINISH * n_most):
+            if self.violations or n_since_due == n_most:
+                break
             self._round()
+            n_since_due = 0 if self._is_something_due() else n_since_due + 1
             if self.host.is_done():
                 left = list(leaks(self.world))
                 if not left:
                     return
+        if self.violations:
+            return
         for job in self.host.alive():
             self._broken(f"liveness: {job.rid} is still {job.stand.value} after {n_most} ticks")
         self.n_leaks = len(left)
         for leak in left:
             self._broken(leak)
+
+    def _is_something_due(self) -> bool:
+        """A rank waits for a deadline: one of 30 s may lie behind a thousand late answers, each of
+        which is a tick or two."""
+        return self.world.next_deadline_ns() is not None
 
     def _broken(self, claim: str) -> None:
         self.violations.append(Violation(seed=self.seed, tick=self.n_ticks, claim=claim))
