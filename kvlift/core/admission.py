@@ -45,7 +45,8 @@ def admit(draft: Draft) -> None:
     """Admit what fits, in order of priority, then of submission."""
     n_passed_over = 0
     further = further_ones(draft)
-    for request in _queue(draft)[:N_TRIED_MAX]:
+    line = _queue(draft)
+    for request in line[:N_TRIED_MAX]:
         phase = request.phase
         assert isinstance(phase, Waiting | Resuming)
         if isinstance(phase, Resuming) and phase.tail_copy is not None:
@@ -61,7 +62,7 @@ def admit(draft: Draft) -> None:
             n_passed_over += 1
             continue
         if n_passed_over:
-            _count_bypass(draft, request)
+            _count_bypass(draft, line, request)
         _admit(draft, request, offer)
         insort(further, draft.requests[request.attempt], key=lambda admitted: admitted.attempt)
 
@@ -76,12 +77,12 @@ def _queue(draft: Draft) -> list[Request]:
     return sorted(waiting, key=lambda r: (-r.priority, r.attempt))
 
 
-def _count_bypass(draft: Draft, winner: Request) -> None:
-    """Everyone ahead of the winner in the line has been overtaken once more."""
-    for request in takewhile(lambda ahead: ahead.attempt != winner.attempt, _queue(draft)):
-        phase = request.phase
-        assert isinstance(phase, Waiting | Resuming)
-        draft.put_phase(request.attempt, evolve(phase, n_bypassed=phase.n_bypassed + 1))
+def _count_bypass(draft: Draft, line: Sequence[Request], winner: Request) -> None:
+    """Everyone who still waits ahead of the winner has been overtaken once more."""
+    for request in takewhile(lambda ahead: ahead.attempt != winner.attempt, line):
+        phase = draft.requests[request.attempt].phase
+        if isinstance(phase, Waiting | Resuming):
+            draft.put_phase(request.attempt, evolve(phase, n_bypassed=phase.n_bypassed + 1))
 
 
 def _must_ask_again(draft: Draft, request: Request, phase: Waiting) -> bool:

@@ -1,7 +1,8 @@
 """More pages for a running request: answered in the same call, from the agreed ledger.
 
 Free pages, clean cached ones and the reserve give at once. Dirty pages and those of a retracted
-request give only when they are safe below: then the growth waits, for at most `N_TICKS_MAX` ticks.
+request give only when they are safe below, those that a rank set aside when it has them back: then
+the growth waits, for at most `N_TICKS_MAX` ticks.
 """
 
 from typing import Final
@@ -38,13 +39,15 @@ def _take(draft: Draft, request: Request, n_pages: int) -> tuple[DeviceHandle, .
 
 
 def _may_help_to_wait(draft: Draft, n_pages: int) -> bool:
-    """Pages that are on their way down, or could start, would be enough."""
+    """Pages that are on their way down, or could start, would be enough, or those that a rank had
+    set aside when it last said so: while a growth waits, ranks say what room they have now."""
     n_moving = sum(
         segment.n_pages
         for segment in draft.index.segments.values()
         if segment.device is not None and segment.mirroring and segment.device_pins == 1
     )
-    return n_pages <= draft.n_device_free() + draft.index.n_device_idle + n_moving
+    n_aside = draft.policy.n_device_pages - draft.ledger.device_room
+    return n_pages <= draft.n_device_free() + draft.index.n_device_idle + n_moving + n_aside
 
 
 def settle_growths(draft: Draft) -> None:

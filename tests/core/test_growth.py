@@ -30,9 +30,10 @@ def running(draft: Draft, rid: str = "A") -> Attempt:
     return request.attempt
 
 
-def with_room(draft: Draft, n_free: int) -> None:
+def with_room(draft: Draft, n_free: int, n_aside: int = 0) -> None:
     room = draft.ledger.device_live + n_free
     draft.ledger = evolve(draft.ledger, device_room=room)
+    draft.policy = evolve(draft.policy, n_device_pages=room + n_aside)
 
 
 def grown(draft: Draft, attempt: Attempt, n_pages: int) -> tuple[DeviceHandle, ...] | None:
@@ -109,6 +110,16 @@ def test_host_pages_that_wait_for_a_copy_are_no_device_pages() -> None:
     with_room(draft, 0)
     assert grown(draft, attempt, 1) is None
     assert draft.growths == []
+
+
+@pytest.mark.parametrize(("n_pages", "waits"), [(3, True), (4, False)])
+def test_what_a_rank_had_set_aside_is_waited_for(n_pages: int, *, waits: bool) -> None:
+    """It may have it back: where nothing else is under way, no ballot says so."""
+    draft = draft_of()
+    attempt = running(draft)
+    with_room(draft, 1, n_aside=2)
+    assert grown(draft, attempt, n_pages) is None
+    assert [growth.n_pages for growth in draft.growths] == ([n_pages] if waits else [])
 
 
 def test_growths_are_settled_each_for_itself() -> None:

@@ -407,6 +407,14 @@ def test_a_resumed_request_has_no_first_token_on_any_rank() -> None:
     assert stage.requests.by_name["A"].first_tokens == [None, None]
 
 
+def test_room_that_comes_back_while_nothing_is_under_way_is_noticed() -> None:
+    """The last request grows into pages that its rank had set aside, and no ballot was out."""
+    kinds = ("detach", "mirror_fail", "pause", "peer_fails", "persist_fail", "set_aside")
+    faults = (*kinds, "store_damaged", "store_lost")
+    result = play(323, Options(n_ticks=2000, n_ranks=4, faults=faults, n_requests_max=202))
+    assert result.violations == ()
+
+
 def test_a_deadline_behind_many_late_answers_is_waited_for() -> None:
     """30 s of quarantine, and something that happens every 20 ms until then: nothing is left."""
     result = play(992, Options(n_ticks=2000, n_ranks=4))
