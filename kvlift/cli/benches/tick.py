@@ -1,9 +1,11 @@
-"""What a tick costs the scheduler's thread: N requests in flight, idle and with an event for each.
+"""What a tick costs the scheduler's thread: N requests in flight, idle and with an event for each,
+and a long queue behind a device that is full.
 
 The real driver over ports that only count: no copy, socket or reduction is timed here, since a tick
 waits for none of them (the ballot has its own bench)."""
 
 from array import array
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from attrs import define, field
@@ -23,6 +25,7 @@ from kvlift.runtime.interpret import Ports
 PAGE_TOKENS = 64
 N_PAGES = 32
 SIZES = (0, 16, 256, 1024)
+N_QUEUED = 10_000
 TARGETS_US = {"idle-256": 200.0, "busy-256": 5000.0}
 
 
@@ -69,23 +72,40 @@ def measure(progress: Callable[[str], None]) -> list[Row]:
     for n_requests in SIZES:
         progress(f"{n_requests} requests in flight")
         rows += _rows(n_requests)
+    progress(f"{N_QUEUED:,} requests in the queue")
+    rows.append(_queued_row())
     return rows
 
 
-def _rows(n_requests: int) -> list[Row]:
+def _driver(ports: CountingPorts, n_requests: int, device_pages: int, n_slots: int) -> Driver:
+    """With so many requests of `N_PAGES` pages submitted."""
     config = Config(
-        page_tokens=PAGE_TOKENS,
-        device_pages=max(64, 2 * N_PAGES * n_requests),
-        host_pages=0,
-        ballot_slots=max(8, 2 * n_requests),
+        page_tokens=PAGE_TOKENS, device_pages=device_pages, host_pages=0, ballot_slots=n_slots
     )
-    ports = CountingPorts()
     ranks = LoneRank(ballot_length(config.policy()))
     clock = MonotonicClock()
     driver = Driver(config, Ports(copies=ports, peers=ports, ranks=ranks, clock=clock))
     for number in range(n_requests):
         tokens = array("i", [number] * (PAGE_TOKENS * N_PAGES)).tobytes()
         driver.submit(f"r{number}", Prompt(bytes(KEY_BYTES), tokens, PAGE_TOKENS), peer="p")
+    return driver
+
+
+def _queued_row() -> Row:
+    """Sixteen requests fill the device, all but their reserve; the others wait for them."""
+    driver = _driver(CountingPorts(), N_QUEUED + 16, 17 * N_PAGES - 1, 256)
+    for _ in range(4):
+        driver.tick()
+    queued_us = median_cpu_us(driver.tick, 20)
+    states = Counter(request.state for request in driver.snapshot().requests)
+    assert states == {"filling": 16, "queued": N_QUEUED}
+    return row(f"queued-{N_QUEUED}", queued_us, "us")
+
+
+def _rows(n_requests: int) -> list[Row]:
+    ports = CountingPorts()
+    device_pages = max(64, 2 * N_PAGES * n_requests)
+    driver = _driver(ports, n_requests, device_pages, max(8, 2 * n_requests))
     while len(ports.wanted) < n_requests:
         driver.tick()
     driver.tick()
