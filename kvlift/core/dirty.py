@@ -38,9 +38,12 @@ def _n_can_go_down(draft: Draft, segment: Segment, n_room: int) -> int:
 
 
 def start_down(draft: Draft, n_pages: int) -> None:
-    """Send the dirty pages that eviction would take first to the host."""
+    """Send the dirty pages that eviction would take first to the host.
+
+    One that has no room there is passed over: it would be tried again and again before others."""
     if draft.policy.write is not WritePolicy.BACK:
         return
+    n_room = draft.n_host_room_below()
     key = order_of(draft.policy.eviction)
     dirty = [
         s
@@ -50,9 +53,11 @@ def start_down(draft: Draft, n_pages: int) -> None:
     for segment in sorted(dirty, key=key):
         if n_pages <= 0:
             return
-        path = path_of(draft, segment)
-        begin_descent(draft, path, path.n_pages_full, Reach.HOST)
-        n_pages -= segment.n_pages
+        n_going = _n_can_go_down(draft, segment, n_room)
+        if n_going > 0:
+            path = path_of(draft, segment)
+            begin_descent(draft, path, path.n_pages_full, Reach.HOST)
+            n_pages -= n_going
 
 
 def is_going_down(draft: Draft) -> bool:

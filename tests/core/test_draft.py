@@ -18,6 +18,7 @@ from kvlift.core.ids import DeviceHandle, HostHandle, Rid, Ticket
 from kvlift.core.phase import Waiting
 from kvlift.core.policy import EvictionPolicy, Policy, Switch, WritePolicy
 from kvlift.core.tier import Tier
+from kvlift.core.way_down import settle_descents
 from tests.core.scenario import prompt_of
 from tests.core.test_admission import POLICY, draft_of, put, wait
 
@@ -281,3 +282,16 @@ def test_no_more_host_pages_leave_than_are_needed() -> None:
     room(draft, host=0)
     draft.take_host(2)
     assert draft.index.n_host == 2
+
+
+def test_what_has_no_room_below_is_passed_over() -> None:
+    """The oldest dirty page hangs on the only host page that could leave: it would never go."""
+    draft = draft_of(BACK)
+    put(draft, Tier.HOST, OLD, 0, 1)
+    put(draft, Tier.DEVICE, OLD, 1, 2)
+    put(draft, Tier.DEVICE, NEW, 0, 2)
+    room(draft, host=0)
+    start_down(draft, 1)
+    assert [descent.prompt for descent in draft.descents] == [NEW]
+    settle_descents(draft)
+    assert [type(descent.phase).__name__ for descent in draft.descents] == ["Mirroring"]

@@ -415,6 +415,11 @@ def test_room_that_comes_back_while_nothing_is_under_way_is_noticed() -> None:
     assert result.violations == ()
 
 
+def test_dirty_pages_without_room_below_do_not_hold_up_those_with_room() -> None:
+    result = play(834, Options(n_ticks=31, n_ranks=4, faults=(), n_requests_max=3))
+    assert result.violations == ()
+
+
 def test_a_deadline_behind_many_late_answers_is_waited_for() -> None:
     """30 s of quarantine, and something that happens every 20 ms until then: nothing is left."""
     result = play(992, Options(n_ticks=2000, n_ranks=4))
