@@ -44,8 +44,8 @@ class Offer:
 def admit(draft: Draft) -> None:
     """Admit what fits, in order of priority, then of submission."""
     n_passed_over = 0
-    further = further_ones(draft)
     line = _queue(draft)
+    further = further_ones(draft) if line else []
     for request in line[:N_TRIED_MAX]:
         phase = request.phase
         assert isinstance(phase, Waiting | Resuming)
