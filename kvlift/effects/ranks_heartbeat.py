@@ -18,7 +18,7 @@ from enum import Enum
 import torch.distributed as dist
 from attrs import define, field, frozen
 
-from kvlift.effects.patience import Pauses
+from kvlift.effects.patience import LATE_MAX_S, Pauses
 
 LINE_BYTES_MAX = 16384
 
@@ -84,7 +84,7 @@ class Heartbeat:
         self._changed_at_s = dict.fromkeys(others, now_s)
         self._lines = {rank: Line() for rank in others}
         self._round_at_s = now_s
-        self._pauses = Pauses(max(4 * self.period_s, 0.25))
+        self._pauses = Pauses(max(4 * self.period_s, LATE_MAX_S))
         name = f"kvlift-heartbeat-{self.rank}"
         self._thread = threading.Thread(target=self._beat_until_ended, name=name, daemon=True)
         self._thread.start()

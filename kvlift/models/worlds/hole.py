@@ -37,7 +37,7 @@ def _second(place: Placed) -> Put:
 
 
 def hole(*, deep: bool) -> Situation:
-    """Storage has lost a page; the next one is there, or being written. The second has no peer."""
+    """Storage has lost a page; the next one is there, or being written. B has no prefill node."""
     return Situation(
         name="hole",
         lives=(

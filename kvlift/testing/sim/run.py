@@ -120,7 +120,9 @@ class Run:
         left: Sequence[str] = ()
         n_since_due = 0
         for _ in range(DEADLINES_TO_FINISH * n_most):
-            if self.violations or n_since_due == n_most:
+            if self.violations:
+                return
+            if n_since_due == n_most:
                 break
             self._round()
             n_since_due = 0 if self._is_something_due() else n_since_due + 1
@@ -128,8 +130,6 @@ class Run:
                 left = list(leaks(self.world))
                 if not left:
                     return
-        if self.violations:
-            return
         for job in self.host.alive():
             self._broken(f"liveness: {job.rid} is still {job.stand.value} after {n_most} ticks")
         self.n_leaks = len(left)
