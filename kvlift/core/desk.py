@@ -40,6 +40,7 @@ from kvlift.core.local import (
     Watch,
     ended_with,
     first_deadline_ns,
+    given_up,
 )
 
 
@@ -52,6 +53,7 @@ class Desk:
         self.now_ns = now_ns
         self.watches = dict(local.watches)
         self.chains = dict(local.chains)
+        self.restore_by_read = dict(local.restore_by_read)
         self.parked: list[Parkable] = list(local.parked)
         self.n_in_flight = dict(local.n_in_flight)
         self.token_by_hold = dict(local.token_by_hold)
@@ -62,14 +64,18 @@ class Desk:
         self.n_stale = local.n_stale
         self.leaving: list[Ticket] = []
         self.started: list[Effect] = []
+        self._moved: list[Ticket] = []
         for hold in local.leaving:
             self.tokens.pop(hold, None)
             self.reasons.pop(hold, None)
 
     def frozen(self) -> Local:
+        for restore in self._moved:
+            self._go_on(restore)
         return Local(
             watches=self.watches,
             chains=self.chains,
+            restore_by_read=self.restore_by_read,
             parked=tuple(self.parked),
             n_in_flight=self.n_in_flight,
             token_by_hold=self.token_by_hold,
@@ -92,13 +98,13 @@ class Desk:
             case StartPrefetch():
                 self._order_prefetch(effect)
             case StartRestore(ticket=ticket, host=host):
-                self._begin_or_park(effect, ticket, Kind.COPY, len(host))
+                self._watch(ticket, Kind.COPY, len(host), None)
+                self._begin_or_park(effect)
             case StartMirror(ticket=ticket, host=host):
-                self._begin_or_park(effect, ticket, Kind.MIRROR, len(host))
-            case StartPersist(ticket=ticket, positions=positions):
-                self._begin_or_park(effect, ticket, Kind.PERSIST, len(positions))
-                if effect.device:
-                    self._limit_persist(ticket)
+                self._watch(ticket, Kind.MIRROR, len(host), None)
+                self._begin_or_park(effect)
+            case StartPersist():
+                self._order_persist(effect)
             case CancelPrefetch(ticket=ticket, n_pages_kept=n_kept):
                 self._cancel_prefetch(effect, ticket, n_kept)
             case CancelRestore(ticket=ticket):
@@ -134,7 +140,7 @@ class Desk:
         What a peer has said stays until its request is committed or aborted: a request may go on
         with its first token when its peer is gone, on the pages that another one brings."""
         self.watches.pop(ticket, None)
-        self.chains.pop(ticket, None)
+        self._unchain(ticket)
         self.token_by_hold.pop(ticket, None)
         if ticket in self.dismissed:
             self.dismissed.remove(ticket)
@@ -150,10 +156,11 @@ class Desk:
             timeout_ms=timeout_ms,
         )
 
-    def _limit_persist(self, ticket: Ticket) -> None:
+    def _order_persist(self, effect: StartPersist) -> None:
         """A silent store may keep host pages, but not those of the device: requests need them."""
-        timeout_ms = self.limits.prefetch_stall_ms
-        self.watches[ticket] = evolve(self.watches[ticket], timeout_ms=timeout_ms)
+        timeout_ms = self.limits.prefetch_stall_ms if effect.device else None
+        self._watch(effect.ticket, Kind.PERSIST, len(effect.positions), timeout_ms)
+        self._begin_or_park(effect)
 
     def persist_overdue(self, ticket: Ticket, watch: Watch) -> None:
         """Called back; one that has not begun is simply not begun."""
@@ -168,15 +175,20 @@ class Desk:
         limit = self.limits.n_in_flight_max(kind)
         return limit is None or self.n_in_flight.get(kind, 0) < limit
 
-    def _begin_or_park(self, effect: Parkable, ticket: Ticket, kind: Kind, n_pages: int) -> None:
-        timeout_ms = self.limits.read_deadline_ms() if kind is Kind.READ else None
-        self._watch(ticket, kind, n_pages, timeout_ms)
+    def _begin_or_park(self, effect: Parkable) -> None:
+        ticket, kind = ticket_and_kind(effect)
         if self._has_turn(kind):
-            self.n_in_flight[kind] = self.n_in_flight.get(kind, 0) + 1
-            self.started.append(effect)
+            self._begin(effect, ticket, kind)
         else:
             self.watches[ticket] = evolve(self.watches[ticket], has_begun=False)
             self.parked.append(effect)
+
+    def _begin(self, effect: Parkable, ticket: Ticket, kind: Kind) -> None:
+        self.n_in_flight[kind] = self.n_in_flight.get(kind, 0) + 1
+        self.watches[ticket] = evolve(
+            self.watches[ticket], has_begun=True, since_ns=self.now_ns, begun_ns=self.now_ns
+        )
+        self.started.append(effect)
 
     def turn_over(self, kind: Kind) -> None:
         """One of this kind has ended: the next parked one may begin."""
@@ -185,14 +197,7 @@ class Desk:
             ticket, parked_kind = ticket_and_kind(effect)
             if parked_kind is kind and self._has_turn(kind):
                 del self.parked[at]
-                self.n_in_flight[kind] += 1
-                self.watches[ticket] = evolve(
-                    self.watches[ticket],
-                    has_begun=True,
-                    since_ns=self.now_ns,
-                    begun_ns=self.now_ns,
-                )
-                self.started.append(effect)
+                self._begin(effect, ticket, kind)
                 return
 
     # Reads and the restores behind them.
@@ -202,43 +207,89 @@ class Desk:
         self.watches[effect.restore] = Watch(
             kind=Kind.COPY, n_pages=n_pages, ceiling=n_pages, has_begun=False
         )
-        self.chains[effect.ticket] = Chain(
-            restore=effect.restore, host=effect.host, device=effect.device
+        self.restore_by_read[effect.ticket] = effect.restore
+        self.chains[effect.restore] = Chain(
+            read=effect.ticket, host=effect.host, device=effect.device
         )
-        self._begin_or_park(effect, effect.ticket, Kind.READ, n_pages)
+        self._watch(effect.ticket, Kind.READ, n_pages, self.limits.read_deadline_ms())
+        self._begin_or_park(effect)
 
-    def follow_on(self, read: Ticket, n_pages: int) -> None:
-        """The first `n_pages` of a read are restored now; with none, its restore is over."""
-        chain = self.chains.pop(read, None)
-        if chain is None or chain.restore not in self.watches:
+    def pages_read(self, read: Ticket, n_pages: int) -> None:
+        """The first `n_pages` of a read are here, and more come."""
+        restore = self.restore_by_read.get(read)
+        if restore is not None:
+            self.chains[restore] = evolve(self.chains[restore], n_read=n_pages)
+            self._moved.append(restore)
+
+    def read_over(self, read: Ticket, n_pages: int) -> None:
+        """The first `n_pages` of a read are restored, and nobody waits for more of them."""
+        restore = self.restore_by_read.pop(read, None)
+        if restore is not None:
+            self.chains[restore] = evolve(self.chains[restore], read=None, n_read=n_pages)
+            watch = self.watches[restore]
+            self.watches[restore] = evolve(watch, ceiling=min(watch.ceiling, n_pages))
+            self._moved.append(restore)
+
+    def _go_on(self, restore: Ticket) -> None:
+        """The next piece: all that has been read while the one before it was copied."""
+        chain = self.chains.get(restore)
+        if chain is None or chain.start < chain.stop:
             return
-        if n_pages == 0:
-            self.watches[chain.restore] = ended_with(self.watches[chain.restore], 0)
+        start, stop = chain.stop, chain.n_read
+        if start < stop:
+            self.chains[restore] = evolve(chain, stop=stop)
+            host, device = chain.host[start:stop], chain.device[start:stop]
+            self._begin_or_park(StartRestore(ticket=restore, host=host, device=device, start=start))
+        elif chain.read is None:
+            self._end_restore(restore, stop)
+
+    def copy_over(self, restore: Ticket, start: int, n_pages: int) -> None:
+        """A restore has ended, or a piece of one: a short piece is its end."""
+        chain = self.chains.get(restore)
+        if chain is None:
+            self._end_restore(restore, n_pages)
+        elif start != chain.start or chain.start == chain.stop:
+            self.n_stale += 1
             return
-        restore = StartRestore(
-            ticket=chain.restore, host=chain.host[:n_pages], device=chain.device[:n_pages]
-        )
-        self._begin_or_park(restore, chain.restore, Kind.COPY, n_pages)
+        elif start + n_pages < chain.stop:
+            if chain.read is not None:
+                self.watches[chain.read] = given_up(self.watches[chain.read])
+            self._end_restore(restore, start + n_pages)
+        else:
+            self.chains[restore] = evolve(chain, start=chain.stop)
+            self.watches[restore] = evolve(self.watches[restore], has_begun=False)
+            self._moved.append(restore)
+        self.turn_over(Kind.COPY)
+
+    def _end_restore(self, restore: Ticket, n_pages: int) -> None:
+        self._unchain(restore)
+        self.watches[restore] = ended_with(self.watches[restore], n_pages)
+
+    def _unchain(self, restore: Ticket) -> None:
+        chain = self.chains.pop(restore, None)
+        if chain is not None and chain.read is not None:
+            del self.restore_by_read[chain.read]
 
     def _cancel_prefetch(self, effect: CancelPrefetch, read: Ticket, n_kept: int) -> None:
         watch = self.watches.get(read)
-        if watch is None or watch.has_ended:
+        if watch is None or watch.has_ended or watch.is_cancelled:
             return
         if watch.has_begun:
+            self.watches[read] = evolve(watch, is_cancelled=True)
             self.started.append(effect)
         else:
             self._unpark(read)
             self.watches[read] = ended_with(watch, 0)
             n_kept = 0
-        self.follow_on(read, n_kept)
+        self.read_over(read, n_kept)
 
     def _cancel_restore(self, ticket: Ticket) -> None:
-        """One that hangs on a read has ended by now: the read is given up first."""
+        """One that hangs on a read has no more to come by now: the read is given up first."""
         watch = self.watches.get(ticket)
         if watch is None or watch.has_begun or watch.has_ended:
             return
         self._unpark(ticket)
-        self.watches[ticket] = ended_with(watch, 0)
+        self._end_restore(ticket, 0)
 
     def _unpark(self, ticket: Ticket) -> None:
         self.parked = [e for e in self.parked if ticket_and_kind(e)[0] != ticket]

@@ -69,8 +69,9 @@ class StartLookup:
 class StartPrefetch:
     """Read the pages from `start` on from storage into `host`, in order, verified.
 
-    What came is restored at once, on each rank by itself: `restore` is the ticket of that copy and
-    `device` are its places. `local` starts it; the storage port knows nothing of it.
+    What has come is restored while the rest is read, on each rank by itself: `restore` is the
+    ticket of that copy and `device` are its places. `local` starts it, in pieces; the storage port
+    knows nothing of it.
     """
 
     ticket: Ticket
@@ -94,11 +95,16 @@ class CancelPrefetch:
 
 @frozen(kw_only=True)
 class StartRestore:
-    """Copy host pages to device pages."""
+    """Copy host pages to device pages.
+
+    Behind a read it comes in pieces under one ticket, one after the other: this one's first page is
+    number `start` of the whole restore.
+    """
 
     ticket: Ticket
     host: tuple[HostHandle, ...]
     device: tuple[DeviceHandle, ...]
+    start: int = 0
 
 
 @frozen(kw_only=True)

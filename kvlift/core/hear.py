@@ -76,14 +76,14 @@ def _take(desk: Desk, report: Landed) -> None:
         case PrefetchProgressed(ticket=ticket, n_pages=n_pages):
             if n_pages > watch.progress:
                 desk.watches[ticket] = evolve(watch, progress=n_pages, since_ns=desk.now_ns)
+                desk.pages_read(ticket, n_pages)
         case PrefetchEnded(ticket=ticket, n_pages=n_pages):
             desk.watches[ticket] = ended_with(watch, n_pages)
             _measure_prefetch(desk, watch, n_pages)
-            desk.follow_on(ticket, n_pages)
+            desk.read_over(ticket, n_pages)
             desk.turn_over(Kind.READ)
-        case RestoreEnded(ticket=ticket, n_pages=n_pages):
-            desk.watches[ticket] = ended_with(watch, n_pages)
-            desk.turn_over(Kind.COPY)
+        case RestoreEnded(ticket=ticket, n_pages=n_pages, start=start):
+            desk.copy_over(ticket, start, n_pages)
         case MirrorEnded(ticket=ticket, n_pages=n_pages):
             desk.watches[ticket] = ended_with(watch, n_pages)
             desk.turn_over(Kind.MIRROR)

@@ -282,15 +282,22 @@ def what_is_parked_will_begin(agreed: Agreed, local: Local, limits: Limits) -> s
 
 
 def a_restore_waits_for_its_read(agreed: Agreed, local: Local, limits: Limits) -> str | None:
-    """A restore behind a read has not begun, and its read has not ended."""
+    """A restore behind a read has a piece to copy, or waits for a read that goes on."""
     del agreed, limits
-    for read, chain in local.chains.items():
-        watch = local.watches.get(read)
-        behind = local.watches.get(chain.restore)
-        if watch is None or watch.has_ended:
-            return f"ticket {chain.restore} waits for read {read}, which is over"
-        if behind is None or behind.has_begun or behind.has_ended:
-            return f"ticket {chain.restore} waits for read {read}, and is {behind}"
+    reads = {chain.read: restore for restore, chain in local.chains.items()}
+    reads.pop(None, None)
+    if reads != dict(local.restore_by_read):
+        return f"restores wait for the reads {reads}, known are {local.restore_by_read}"
+    for restore, chain in local.chains.items():
+        watch, read = local.watches.get(restore), chain.read
+        is_idle = chain.start == chain.stop
+        if watch is None or watch.has_ended or (watch.has_begun and is_idle):
+            return f"ticket {restore} has more to restore, and this rank knows it as {watch}"
+        behind = None if read is None else local.watches.get(read)
+        if read is None and is_idle:
+            return f"ticket {restore} waits for no read, and has nothing to copy"
+        if read is not None and (behind is None or behind.has_ended):
+            return f"ticket {restore} waits for read {read}, which is over"
     return None
 
 

@@ -51,10 +51,13 @@ class PrefetchEnded:
 
 @frozen
 class RestoreEnded:
-    """A copy host to device has ended: its first `n_pages` are good. Fewer than asked: failed."""
+    """A copy host to device has ended: its first `n_pages` are good. Fewer than asked: failed.
+
+    `start` is that of its `StartRestore`."""
 
     ticket: Ticket
     n_pages: int
+    start: int = 0
 
 
 @frozen

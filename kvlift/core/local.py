@@ -2,8 +2,8 @@
 
 `order` takes the effects of a plan and lets those through that may start now; `hear` takes the
 reports of the ports and the clock. The clock ends here: a deadline becomes a `ceiling` (see
-`observation`). Work inside pages that are leased goes on without a verdict: a read that has ended
-starts its restore at once. In-flight limits park what exceeds them, first come first served.
+`observation`). Work inside pages that are leased goes on without a verdict: what has been read is
+restored at once. In-flight limits park what exceeds them, first come first served.
 Nothing here decides what other ranks must know; everything here is an observation of theirs.
 """
 
@@ -61,6 +61,7 @@ class Watch:
 
     `n_pages`: pages that are to come; for a peer's conversation, all that were wanted so far.
     `has_begun`: the port has it; otherwise it is parked or waits for the read in front of it.
+    `is_cancelled`: of a read, the port has been told, which it is once.
     """
 
     kind: Kind
@@ -69,6 +70,7 @@ class Watch:
     progress: int = 0
     has_ended: bool = False
     has_begun: bool = True
+    is_cancelled: bool = False
     since_ns: int = 0
     timeout_ms: int | None = None
     begun_ns: int = 0
@@ -79,22 +81,32 @@ class Watch:
 
 @frozen(kw_only=True)
 class Chain:
-    """The restore that follows a read on this rank."""
+    """The restore that follows a read on this rank, one piece after the other.
 
-    restore: Ticket
+    `read`: where its pages come from; None: no more of them come. `n_read`: so many may be
+    restored. The piece [start, stop) is under way or parked; where that is empty, all before it is
+    on the device.
+    """
+
+    read: Ticket | None
     host: tuple[HostHandle, ...]
     device: tuple[DeviceHandle, ...]
+    n_read: int = 0
+    start: int = 0
+    stop: int = 0
 
 
 @frozen(kw_only=True)
 class Local:
-    """`token_by_hold`: under which ticket a first token is awaited. `tokens`, `reasons`: what peers
+    """`chains`: restores behind reads, by their own tickets; `restore_by_read` leads to them.
+    `token_by_hold`: under which ticket a first token is awaited. `tokens`, `reasons`: what peers
     said, by conversation; never part of a decision, and dropped a tick after the end (`leaving`).
     `parked`: effects that wait for their turn. `deadline_ns`: nothing is overdue before. `n_stale`:
     reports that came too late, so far."""
 
     watches: Mapping[Ticket, Watch] = MappingProxyType({})
     chains: Mapping[Ticket, Chain] = MappingProxyType({})
+    restore_by_read: Mapping[Ticket, Ticket] = MappingProxyType({})
     parked: tuple[Parkable, ...] = ()
     n_in_flight: Mapping[Kind, int] = MappingProxyType({})
     token_by_hold: Mapping[Ticket, Ticket] = MappingProxyType({})

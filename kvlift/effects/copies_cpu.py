@@ -49,10 +49,15 @@ class CpuCopies:
             thread.start()
 
     def start_restore(
-        self, ticket: Ticket, host_pages: Sequence[int], device_pages: Sequence[int]
+        self,
+        ticket: Ticket,
+        host_pages: Sequence[int],
+        device_pages: Sequence[int],
+        start: int = 0,
     ) -> None:
         """Host to device. Answer: `RestoreEnded`."""
-        self._start(CopyJob(ticket, Direction.RESTORE, tuple(host_pages), tuple(device_pages)))
+        pages = tuple(host_pages), tuple(device_pages)
+        self._start(CopyJob(ticket, Direction.RESTORE, *pages, start))
 
     def start_mirror(
         self, ticket: Ticket, device_pages: Sequence[int], host_pages: Sequence[int]

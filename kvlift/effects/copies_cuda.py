@@ -167,11 +167,15 @@ class CudaCopies:
             self._wakers = {each: _Waker(each.value, on_landed) for each in Direction}
 
     def start_restore(
-        self, ticket: Ticket, host_pages: Sequence[int], device_pages: Sequence[int]
+        self,
+        ticket: Ticket,
+        host_pages: Sequence[int],
+        device_pages: Sequence[int],
+        start: int = 0,
     ) -> None:
         """Host to device. Answer: `RestoreEnded`."""
-        job = CopyJob(ticket, Direction.RESTORE, tuple(host_pages), tuple(device_pages))
-        self.start_together([job])
+        pages = tuple(host_pages), tuple(device_pages)
+        self.start_together([CopyJob(ticket, Direction.RESTORE, *pages, start)])
 
     def start_mirror(
         self, ticket: Ticket, device_pages: Sequence[int], host_pages: Sequence[int]

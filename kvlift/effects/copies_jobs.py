@@ -25,12 +25,15 @@ class Direction(Enum):
 
 @frozen
 class CopyJob:
-    """One ticket's pages: `host_pages[i]` and `device_pages[i]` hold the same page."""
+    """One ticket's pages: `host_pages[i]` and `device_pages[i]` hold the same page.
+
+    `start`: of a restore's piece, the number of its first page in the whole restore."""
 
     ticket: Ticket
     direction: Direction
     host_pages: tuple[int, ...]
     device_pages: tuple[int, ...]
+    start: int = 0
 
     @property
     def n_pages(self) -> int:
@@ -71,11 +74,13 @@ class JobBook:
 
     def end(self, job: CopyJob, n_pages: int) -> None:
         """The job reads and writes nothing any more; its first `n_pages` are good."""
-        report = RestoreEnded if job.direction is Direction.RESTORE else MirrorEnded
+        report: Landed = MirrorEnded(job.ticket, n_pages)
+        if job.direction is Direction.RESTORE:
+            report = RestoreEnded(job.ticket, n_pages, job.start)
         with self._changed:
             self._tickets.remove(job.ticket)
             self._host.take_back()
-            self._reports.append(report(job.ticket, n_pages))
+            self._reports.append(report)
             self._changed.notify_all()
         if self._on_landed is not None:
             self._on_landed()

@@ -31,9 +31,15 @@ class Copies(Protocol):
     """Copies between the device pages of the engine and the host pool, all asynchronous."""
 
     def start_restore(
-        self, ticket: Ticket, host_pages: Sequence[int], device_pages: Sequence[int]
+        self,
+        ticket: Ticket,
+        host_pages: Sequence[int],
+        device_pages: Sequence[int],
+        start: int = 0,
     ) -> None:
-        """Host to device. Answer: `RestoreEnded`."""
+        """Host to device. Answer: `RestoreEnded` with the same `start`.
+
+        A restore behind a read comes in pieces, the next one when the one before it has ended."""
 
     def start_mirror(
         self, ticket: Ticket, device_pages: Sequence[int], host_pages: Sequence[int]

@@ -119,8 +119,10 @@ def report_words(report: Landed, row: EffectRow) -> str:
             return f"{n_pages} of {pages(row.n_pages)} have been read from storage"
         case PrefetchEnded(n_pages=n_pages):
             return f"the read from storage has ended, {n_pages} of {pages(row.n_pages)} are good"
-        case RestoreEnded(n_pages=n_pages):
-            return f"the restore has ended, {pages(n_pages)} landed"
+        case RestoreEnded(n_pages=n_pages, start=start) if start + n_pages < row.n_pages:
+            return f"{start + n_pages} of {pages(row.n_pages)} have been restored"
+        case RestoreEnded(n_pages=n_pages, start=start):
+            return f"the restore has ended, {pages(start + n_pages)} landed"
         case MirrorEnded(n_pages=n_pages):
             return f"the copy to the host has ended, {pages(n_pages)} landed"
         case PersistEnded(n_pages=n_pages):

@@ -56,9 +56,9 @@ def run_effect(effect: Effect, ports: Ports, device: PageTable, host: PageTable)
             host.take(host_pages)
         case FreeHost(pages=host_pages):
             host.free(host_pages)
-        case StartRestore(ticket=ticket):
+        case StartRestore(ticket=ticket, start=start):
             ports.copies.start_restore(
-                ticket, host.resolve(effect.host), device.resolve(effect.device)
+                ticket, host.resolve(effect.host), device.resolve(effect.device), start
             )
         case StartMirror(ticket=ticket):
             ports.copies.start_mirror(

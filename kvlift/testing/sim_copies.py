@@ -28,9 +28,13 @@ class SimCopies:
     _outstanding: list[Operation] = field(factory=list)
 
     def start_restore(
-        self, ticket: Ticket, host_pages: Sequence[int], device_pages: Sequence[int]
+        self,
+        ticket: Ticket,
+        host_pages: Sequence[int],
+        device_pages: Sequence[int],
+        start: int = 0,
     ) -> None:
-        self._start(Kind.RESTORE, ticket, host_pages, device_pages)
+        self._start(Kind.RESTORE, ticket, host_pages, device_pages).start = start
 
     def start_mirror(
         self, ticket: Ticket, device_pages: Sequence[int], host_pages: Sequence[int]
@@ -80,7 +84,7 @@ class SimCopies:
 
     def _start(
         self, kind: Kind, ticket: Ticket, sources: Sequence[int], targets: Sequence[int]
-    ) -> None:
+    ) -> Operation:
         if len(sources) != len(targets):
             raise ValueError(f"a copy from {len(sources)} pages into {len(targets)} is a mistake")
         source, target = self._pools(kind)
@@ -91,12 +95,14 @@ class SimCopies:
         self._outstanding.append(copy)
         self.log.append(copy)
         self.calls.begin(kind.value, ticket)
+        return copy
 
     def _end(self, copy: Operation, n_pages: int) -> None:
         if not copy.is_outstanding:
             raise ValueError(f"the copy with ticket {copy.ticket} has ended before")
         copy.is_outstanding = False
         self._outstanding.remove(copy)
-        ended = RestoreEnded if copy.kind is Kind.RESTORE else MirrorEnded
-        copy.report = ended(copy.ticket, n_pages)
+        copy.report = MirrorEnded(copy.ticket, n_pages)
+        if copy.kind is Kind.RESTORE:
+            copy.report = RestoreEnded(copy.ticket, n_pages, copy.start)
         self.outbox.put(copy.report)

@@ -30,7 +30,7 @@ class Kind(Enum):
 class Operation:
     """One started effect. `values` are its pages' contents: as they were in the source when it
     started, or, for storage, as they must be. `is_void`: it will end without having done anything.
-    `n_landed`: the first pages of a read that are there already.
+    `n_landed`: the first pages of a read that are there already. `start`: of a restore's piece.
     """
 
     ticket: Ticket
@@ -43,6 +43,7 @@ class Operation:
     is_outstanding: bool = True
     is_void: bool = False
     n_landed: int = 0
+    start: int = 0
     report: Landed | None = None
 
 

@@ -118,8 +118,9 @@ def test_the_watch_of_each_effect_says_what_is_to_come() -> None:
         HOLD: Watch(kind=Kind.HOLD, n_pages=0, ceiling=0),
     }
     assert rank.local.n_in_flight == {Kind.READ: 1, Kind.COPY: 1, Kind.MIRROR: 1, Kind.PERSIST: 1}
-    chain = Chain(restore=Ticket(22), host=_read(21).host, device=_read(21).device)
-    assert rank.local.chains == {21: chain}
+    chain = Chain(read=Ticket(21), host=_read(21).host, device=_read(21).device)
+    assert rank.local.chains == {22: chain}
+    assert rank.local.restore_by_read == {21: 22}
     assert rank.local.deadline_ns == 7 + 100 * MS
 
 
@@ -256,7 +257,7 @@ def test_a_read_that_is_given_up_with_its_restore_leaves_other_reads_with_theirs
     given_up = CancelPrefetch(ticket=Ticket(11), n_pages_kept=0), CancelRestore(ticket=Ticket(12))
     rank.order(_read(11, 12), _read(21, 22), *given_up)
     assert rank.seen(12) == Observation(0, 1, 0)
-    assert list(rank.local.chains) == [21]
+    assert list(rank.local.chains) == [22]
     rank.hear(PrefetchEnded(Ticket(11), 3), PrefetchEnded(Ticket(21), 3))
     assert [e.ticket for e in rank.started if isinstance(e, StartRestore)] == [22]
 
@@ -282,15 +283,7 @@ def test_a_restore_that_was_closed_does_not_follow_its_read() -> None:
     rank.order(closed=(CHAINED,))
     rank.hear(PrefetchEnded(READ, 3))
     assert rank.names() == ["StartPrefetch"]
-    assert rank.local.chains == {}
-
-
-def test_a_closed_read_takes_its_chain_along() -> None:
-    rank = Rank(ROOMY)
-    rank.order(_read())
-    rank.order(closed=(READ, Ticket(98)))
-    assert rank.local.chains == {}
-    assert list(rank.local.watches) == [CHAINED]
+    assert rank.local.chains == {} == rank.local.restore_by_read
 
 
 @pytest.mark.parametrize(("n_pages", "us_a_page"), [(1, 8000), (2, 4000), (4, 2000)])

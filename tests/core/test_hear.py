@@ -227,7 +227,20 @@ def test_what_a_cancelled_read_has_brought_is_restored_once() -> None:
     rank.hear(PrefetchProgressed(READ, 2))
     rank.order(CancelPrefetch(ticket=READ, n_pages_kept=2))
     rank.hear(PrefetchEnded(READ, 3))
-    assert rank.names() == ["StartPrefetch", "CancelPrefetch", "StartRestore"]
+    assert rank.names() == ["StartPrefetch", "StartRestore", "CancelPrefetch"]
+    rank.hear(RestoreEnded(CHAINED, 2))
+    assert rank.seen(CHAINED) == Observation(2, 1, 2)
+
+
+def test_a_read_is_cancelled_once() -> None:
+    rank = Rank()
+    rank.order(_read())
+    rank.order(CancelPrefetch(ticket=READ, n_pages_kept=0))
+    rank.hear(PrefetchProgressed(READ, 1))
+    rank.order(CancelPrefetch(ticket=READ, n_pages_kept=0))
+    assert rank.names() == ["StartPrefetch", "CancelPrefetch"]
+    rank.hear(PrefetchEnded(READ, 1))
+    assert rank.seen(READ) == Observation(1, 1, 1)
 
 
 def test_a_parked_read_is_given_up_too() -> None:

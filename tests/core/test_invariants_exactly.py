@@ -418,8 +418,11 @@ def test_what_is_parked_has_not_begun_and_waits_for_its_turn() -> None:
 def test_a_restore_behind_a_read_waits_while_the_read_runs() -> None:
     agreed = filled()
     reading = evolve(BEGUN, kind=Kind.READ)
-    chains = {Ticket(1): Chain(restore=Ticket(2), host=(), device=())}
-    right = rank(watches={Ticket(1): reading, Ticket(2): PARKED}, chains=chains)
+    chain = Chain(read=Ticket(1), host=(), device=())
+    known: dict[str, Any] = {"restore_by_read": {Ticket(1): Ticket(2)}}
+    right = rank(
+        watches={Ticket(1): reading, Ticket(2): PARKED}, chains={Ticket(2): chain}, **known
+    )
     assert a_restore_waits_for_its_read(agreed, right, LIMITS) is None
     over = "ticket 2 waits for read 1, which is over"
     ended = {Ticket(1): evolve(reading, has_ended=True), Ticket(2): PARKED}
@@ -429,7 +432,23 @@ def test_a_restore_behind_a_read_waits_while_the_read_runs() -> None:
     for behind in (None, BEGUN, evolve(PARKED, has_ended=True)):
         watches = {Ticket(1): reading} | ({} if behind is None else {Ticket(2): behind})
         said = a_restore_waits_for_its_read(agreed, evolve(right, watches=watches), LIMITS)
-        assert said == f"ticket 2 waits for read 1, and is {behind}"
+        assert said == f"ticket 2 has more to restore, and this rank knows it as {behind}"
+    unknown = evolve(right, restore_by_read={})
+    assert a_restore_waits_for_its_read(agreed, unknown, LIMITS) == (
+        "restores wait for the reads {1: 2}, known are {}"
+    )
+
+
+def test_a_restore_behind_a_read_that_is_over_has_a_piece_to_copy() -> None:
+    agreed = filled()
+    copying = Chain(read=None, host=(), device=(), n_read=2, start=1, stop=2)
+    for watch in (BEGUN, PARKED):
+        right = rank(watches={Ticket(2): watch}, chains={Ticket(2): copying})
+        assert a_restore_waits_for_its_read(agreed, right, LIMITS) is None
+    idle = rank(watches={Ticket(2): PARKED}, chains={Ticket(2): evolve(copying, start=2)})
+    assert a_restore_waits_for_its_read(agreed, idle, LIMITS) == (
+        "ticket 2 waits for no read, and has nothing to copy"
+    )
 
 
 # Names of breaches.

@@ -100,7 +100,8 @@ def test_a_read_that_is_late_behind_the_boundary_is_given_up() -> None:
     ):
         state = next(move.next for move in world.moves(state) if move.label == label)
     held = world.stage.ranks[state.ranks[0]]
-    assert held.local.chains == {}, "the copy of what has come waits for a silent storage"
+    waiting = held.local.restore_by_read
+    assert waiting == {}, "the copy of what has come waits for a silent storage"
 
 
 # Claims about parts.

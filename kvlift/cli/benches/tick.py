@@ -56,7 +56,11 @@ class CountingPorts:
     def close_peer(self, ticket: Ticket) -> None: ...
 
     def start_restore(
-        self, ticket: Ticket, host_pages: Sequence[int], device_pages: Sequence[int]
+        self,
+        ticket: Ticket,
+        host_pages: Sequence[int],
+        device_pages: Sequence[int],
+        start: int = 0,
     ) -> None: ...
 
     def start_mirror(

@@ -18,6 +18,7 @@ from kvlift.models.worlds.line import queue, urgent
 from kvlift.models.worlds.mirror import back, down, grows, mirror
 from kvlift.models.worlds.order import aged, dear, rare
 from kvlift.models.worlds.peer import peer, shortfall, widen
+from kvlift.models.worlds.pieces import pieces
 from kvlift.models.worlds.poke import poke
 from kvlift.models.worlds.price import price, reserve
 from kvlift.models.worlds.ranks import ranks, three
@@ -62,6 +63,7 @@ WORLDS: Final[Mapping[str, WorldFactory]] = MappingProxyType(
         "hole": hole,
         "late": late,
         "pair": pair,
+        "pieces": pieces,
         "down": down,
         "grows": grows,
         "three": three,

@@ -331,7 +331,7 @@ def a_watch_has_ended_unheard(local: Local) -> Iterator[Local]:
     """Of work that is counted, or that something waits for."""
     for ticket, watch in local.watches.items():
         is_counted = watch.has_begun and not watch.has_ended and local.n_in_flight.get(watch.kind)
-        if is_counted or ticket in local.chains:
+        if is_counted or ticket in local.chains or ticket in local.restore_by_read:
             ended = {**local.watches, ticket: evolve(watch, has_ended=True)}
             yield evolve(local, watches=ended)
 

@@ -41,6 +41,7 @@ Tag = bytes
 
 TOUCHED: Final = "no page is freed or reused while something may touch it"
 TWICE: Final = "no page is taken twice or freed twice"
+CANCELLED: Final = "nothing is cancelled twice"
 UNREADY: Final = "a copy starts from good pages"
 TOO_MANY: Final = "no more pages are taken than there are"
 UNDELIVERED: Final = "a peer is let go when everything has come"
@@ -50,6 +51,7 @@ DIFFERENT: Final = "all ranks decide the same"
 GHOST_CLAIMS: Final = (
     TOUCHED,
     TWICE,
+    CANCELLED,
     UNREADY,
     TOO_MANY,
     UNDELIVERED,
@@ -75,13 +77,15 @@ class Doing(Enum):
 @frozen(kw_only=True, cache_hash=True)
 class Operation:
     """Work of a port. `n_done`: pages of a read that are complete. `landed`: how many pages were
-    good in the end, not told to the core yet. `is_silent`: whether it ends at all is open."""
+    good in the end, not told to the core yet. `start`: see `StartRestore`. `is_silent`: whether it
+    ends at all is open."""
 
     ticket: Ticket
     doing: Doing
     host: tuple[HostHandle, ...] = ()
     device: tuple[DeviceHandle, ...] = ()
     tags: tuple[Tag, ...] = ()
+    start: int = 0
     n_done: int = 0
     landed: int | None = None
     is_cancelled: bool = False
@@ -311,16 +315,22 @@ class Bench:
             self.blame(UNREADY)
 
     def _start_copy(self, effect: StartRestore | StartMirror) -> None:
+        doing, start = Doing.MIRROR, 0
         if isinstance(effect, StartRestore):
             self._read_host(effect.host)
             self._write_device(effect.device)
-            doing = Doing.RESTORE
+            doing, start = Doing.RESTORE, effect.start
         else:
             self._read_device(effect.device)
             self._write_host(effect.host)
-            doing = Doing.MIRROR
         self.operations.append(
-            Operation(ticket=effect.ticket, doing=doing, host=effect.host, device=effect.device)
+            Operation(
+                ticket=effect.ticket,
+                doing=doing,
+                host=effect.host,
+                device=effect.device,
+                start=start,
+            )
         )
 
     def _tell_store(
@@ -337,6 +347,8 @@ class Bench:
                     Operation(ticket=ticket, doing=Doing.READ, host=host, tags=tags)
                 )
             case CancelPrefetch(ticket=ticket) | CancelPersist(ticket=ticket):
+                if any(one.ticket == ticket and one.is_cancelled for one in self.operations):
+                    self.blame(CANCELLED)
                 self.operations = [
                     evolve(one, is_cancelled=True) if one.ticket == ticket else one
                     for one in self.operations

@@ -20,8 +20,8 @@ A = prompt_of(1, 1, 2, 2, 3)
 
 
 def _waits_for_nothing(rank: Rank) -> bool:
-    chains = rank.local.chains
-    return not any(one.is_cancelled and one.ticket in chains for one in rank.operations)
+    reads = rank.local.restore_by_read
+    return not any(one.is_cancelled and one.ticket in reads for one in rank.operations)
 
 
 USED_HALF: Final = Goal(

@@ -265,7 +265,7 @@ def report_of(one: Operation, n_good: int) -> Landed:
         case Doing.READ:
             return PrefetchEnded(one.ticket, n_good)
         case Doing.RESTORE:
-            return RestoreEnded(one.ticket, n_good)
+            return RestoreEnded(one.ticket, n_good, one.start)
         case Doing.MIRROR:
             return MirrorEnded(one.ticket, n_good)
         case Doing.PERSIST:

@@ -55,6 +55,7 @@ class _Life:
     ended_ms: float | None = None
     starts: dict[int, tuple[str, float]] = field(factory=dict)
     stops: dict[int, tuple[float, int]] = field(factory=dict)
+    came: dict[int, float] = field(factory=dict)
     restore_of_read: dict[int, int] = field(factory=dict)
 
     def hear(self, line: TickLine) -> None:
@@ -99,7 +100,8 @@ class _Life:
     def _report(self, kind: str, fields: dict[str, Any], now_ms: float) -> None:
         ticket = fields["ticket"]
         if kind in REPORTS:
-            self.stops[ticket] = (now_ms, fields["n_pages"])
+            self.came.setdefault(ticket, now_ms)
+            self.stops[ticket] = (now_ms, fields.get("start", 0) + fields["n_pages"])
         elif kind == "TokenArrived" and ticket == self.peer:
             self.token_ms = now_ms
 
@@ -114,8 +116,8 @@ class _Life:
                 continue
             stop_ms, n_pages = self.stops[ticket]
             read = self.restore_of_read.get(ticket)
-            if read is not None and read in self.stops:
-                start_ms = self.stops[read][0]  # a restore follows its read
+            if read is not None and read in self.came:
+                start_ms = self.came[read]  # a restore follows its read, from the first pages on
             bars.append(Bar(row, start_ms - zero, max(stop_ms, start_ms) - zero, n_pages))
         if self.ready_ms is not None and self.ended_ms is not None:
             bars.append(Bar("decode", self.ready_ms - zero, self.ended_ms - zero, 0))

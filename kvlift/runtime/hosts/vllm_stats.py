@@ -92,9 +92,13 @@ class CountedCopies:
     tally: Tally
 
     def start_restore(
-        self, ticket: Ticket, host_pages: Sequence[int], device_pages: Sequence[int]
+        self,
+        ticket: Ticket,
+        host_pages: Sequence[int],
+        device_pages: Sequence[int],
+        start: int = 0,
     ) -> None:
-        self.inner.start_restore(ticket, host_pages, device_pages)
+        self.inner.start_restore(ticket, host_pages, device_pages, start)
 
     def start_mirror(
         self, ticket: Ticket, device_pages: Sequence[int], host_pages: Sequence[int]

@@ -69,10 +69,14 @@ class PlannedCopies(Box):
     down: Way = field(kw_only=True)
 
     def start_restore(
-        self, ticket: Ticket, host_pages: Sequence[int], device_pages: Sequence[int]
+        self,
+        ticket: Ticket,
+        host_pages: Sequence[int],
+        device_pages: Sequence[int],
+        start: int = 0,
     ) -> None:
         n = len(host_pages)
-        self.up.carry(n, lambda: self.reports.append(RestoreEnded(ticket, n)))
+        self.up.carry(n, lambda: self.reports.append(RestoreEnded(ticket, n, start)))
 
     def start_mirror(
         self, ticket: Ticket, device_pages: Sequence[int], host_pages: Sequence[int]

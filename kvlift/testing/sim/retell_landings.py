@@ -126,7 +126,8 @@ class Behind:
     def _ends(self, number: int, ticket: Ticket, n_pages: int) -> bool:
         dock = self.stage.harbour.docks[number]
         log = (*dock.rank.store.log, *dock.rank.copies.log)
-        operation = next((one for one in log if one.ticket == ticket), None)
+        own = [one for one in log if one.ticket == ticket]
+        operation = next((one for one in own if one.is_outstanding), own[-1] if own else None)
         if operation is None:
             return ticket not in self.stage.drivers[number].state.agreed.tickets
         name, port = self._name_of(number, ticket), PORTS.get(operation.kind)
