@@ -1,7 +1,8 @@
 """From files in the page cache to the device: the two stages alone, one after the other, together.
 
-`storage-to-device-1GiB` is what the core orders: the restore starts when the read has ended.
-`/pipelined` starts it in pieces, as the read goes on; the driver does not do that yet.
+`storage-to-device-1GiB` is what the core's local half orders: the restore goes up in pieces while
+the read goes on, with a tick as often as there may be news; `/tick-8ms`: one as often as a decode
+step ends. `/sequence` starts the restore when the read has ended.
 """
 
 import os
@@ -27,18 +28,24 @@ from kvlift.cli.benches.copies.setup import (
     randomise,
     synchronize,
 )
+from kvlift.core.effect import Effect, StartPrefetch, StartRestore
+from kvlift.core.hear import hear, order
+from kvlift.core.ids import DeviceHandle, HostHandle
 from kvlift.core.keys import KEY_BYTES
-from kvlift.core.landed import PersistEnded, PrefetchEnded, PrefetchProgressed
+from kvlift.core.landed import PersistEnded, PrefetchEnded
+from kvlift.core.local import Limits, Local
 from kvlift.core.prompt import Prompt, token_bytes
 from kvlift.effects.layout import PageLayout
 from kvlift.effects.ports import PageRun
 from kvlift.effects.stores.files import FileStore
 from kvlift.effects.stores.page_file import Caching
 
-PIECE_PAGES: Final = 16
 N_THREADS: Final = min(8, os.cpu_count() or 1)
 ANSWER_S: Final = 60.0
-WAYS: Final = ("read", "restore", "sequence", "pipelined")
+POLL_S: Final = 0.00005
+STEP_S: Final = 0.008
+WAYS: Final = ("read", "restore", "sequence", "ordered", "ordered in steps")
+LIMITS: Final = Limits()
 
 
 def storage_to_device(bench: Recorder, layout: PageLayout, n_pages: int) -> None:
@@ -63,8 +70,10 @@ def _measure(bench: Recorder, name: str, setup: Setup, folder: Path) -> None:
             for way in WAYS:
                 _spoil(setup, way)
                 begin_s = time.perf_counter()
-                if way == "pipelined":
-                    _pipelined(store, run, copies, setup)
+                if way == "ordered":
+                    _ordered(store, run, copies, setup, POLL_S)
+                if way == "ordered in steps":
+                    _ordered(store, run, copies, setup, STEP_S)
                 if way in ("read", "sequence"):
                     _read(store, run, setup)
                 if way in ("restore", "sequence"):
@@ -75,7 +84,12 @@ def _measure(bench: Recorder, name: str, setup: Setup, folder: Path) -> None:
     assert store.close(ANSWER_S)
     seconds = {way: statistics.median(times[1:]) for way, times in spent.items()}
     slower_ms = max(seconds["read"], seconds["restore"]) * 1e3
-    for way, case in (("sequence", name), ("pipelined", f"{name}/pipelined")):
+    cases = (
+        ("ordered", name),
+        ("ordered in steps", f"{name}/tick-8ms"),
+        ("sequence", f"{name}/sequence"),
+    )
+    for way, case in cases:
         bench.add(
             case,
             seconds[way] * 1e3,
@@ -99,25 +113,43 @@ def _restore(copies: AnyCopies, setup: Setup) -> None:
     finish(copies, 1, len(setup.host_pages))
 
 
-def _pipelined(store: FileStore, run: PageRun, copies: AnyCopies, setup: Setup) -> None:
-    n_pages = len(setup.host_pages)
-    store.start_prefetch(new_ticket(), run, setup.host_pages)
-    n_started = n_jobs = n_ended = 0
+def _ordered(
+    store: FileStore, run: PageRun, copies: AnyCopies, setup: Setup, tick_s: float
+) -> None:
+    """As on one rank of a driver: the core's local half between the two ports."""
+    read, restore = new_ticket(), new_ticket()
+    wanted = StartPrefetch(
+        ticket=read,
+        prompt=run.prompt,
+        start=0,
+        host=tuple(map(HostHandle, setup.host_pages)),
+        restore=restore,
+        device=tuple(map(DeviceHandle, setup.device_pages)),
+    )
+    local, started = order(Local(), LIMITS, (wanted,), (), time.monotonic_ns())
     until_s = time.monotonic() + ANSWER_S
-    while n_started < n_pages or n_ended < n_jobs:
-        n_ended += len(copies.landed())
-        for report in store.landed():
-            assert isinstance(report, PrefetchProgressed | PrefetchEnded)
-            is_over = isinstance(report, PrefetchEnded)
-            if report.n_pages - n_started >= (1 if is_over else PIECE_PAGES):
-                part = slice(n_started, report.n_pages)
-                copies.start_restore(new_ticket(), setup.host_pages[part], setup.device_pages[part])
-                n_started = report.n_pages
-                n_jobs += 1
-            assert not is_over or n_started == n_pages, "the read ended short"
+    while True:
+        for effect in started:
+            _start(effect, store, run, copies)
+        if local.watches[restore].has_ended:
+            break
         if time.monotonic() > until_s:
             raise TimeoutError("the store has not answered")
-        time.sleep(0.00005)
+        time.sleep(tick_s)
+        local, started = hear(
+            local, LIMITS, (*store.landed(), *copies.landed()), time.monotonic_ns()
+        )
+    assert local.watches[restore].progress == len(setup.host_pages), "the read ended short"
+
+
+def _start(effect: Effect, store: FileStore, run: PageRun, copies: AnyCopies) -> None:
+    match effect:
+        case StartPrefetch(ticket=ticket, host=host):
+            store.start_prefetch(ticket, run, host)
+        case StartRestore(ticket=ticket, host=host, device=device, start=start):
+            copies.start_restore(ticket, host, device, start)
+        case _:
+            raise AssertionError(f"{effect} is not part of a read")
 
 
 def _until_ended(store: FileStore) -> None:
@@ -126,7 +158,7 @@ def _until_ended(store: FileStore) -> None:
         for report in store.landed():
             if isinstance(report, PersistEnded | PrefetchEnded):
                 return
-        time.sleep(0.00005)
+        time.sleep(POLL_S)
     raise TimeoutError("the store has not answered")
 
 
