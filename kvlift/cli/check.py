@@ -314,6 +314,7 @@ def _as_json(findings: Findings) -> dict[str, Any]:
         "edges_total": len(all_edge_names()),
         "edges_missing": sorted(all_edge_names() - _edges_covered(findings.results)),
         "core_branch_coverage": None if findings.branches is None else findings.branches.fraction,
+        "branches_missing": [] if findings.branches is None else findings.branches.missing,
         "calm_done_from_cache": _calm_share(findings.results),
     }
     if findings.mutants is not None:
@@ -347,6 +348,8 @@ def _print(findings: Findings) -> None:
     click.echo(f"arrows taken: {len(_edges_covered(findings.results))} of {n_total}")
     if findings.branches is not None:
         click.echo(f"branches of the core reached: {findings.branches.fraction:.1%}")
+        for file, line, after in findings.branches.missing:
+            click.echo(f"  not taken: {file}, from line {line} to {after}")
     calm = _calm_share(findings.results)
     if calm is not None:
         click.echo(f"{CALM_SHARE}: {calm:.1%}")

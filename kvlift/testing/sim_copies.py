@@ -35,11 +35,13 @@ class SimCopies:
         start: int = 0,
     ) -> None:
         self._start(Kind.RESTORE, ticket, host_pages, device_pages).start = start
+        self.calls.begin_piece(Kind.RESTORE.value, ticket, start, len(host_pages))
 
     def start_mirror(
         self, ticket: Ticket, device_pages: Sequence[int], host_pages: Sequence[int]
     ) -> None:
         self._start(Kind.MIRROR, ticket, device_pages, host_pages)
+        self.calls.begin(Kind.MIRROR.value, ticket)
 
     def landed(self) -> list[Landed]:
         for copy in list(self._outstanding):
@@ -75,6 +77,9 @@ class SimCopies:
             yield Access(copy.ticket, source, "reads", copy.sources)
             yield Access(copy.ticket, target, "writes", copy.targets)
 
+    def running(self) -> Sequence[Operation]:
+        return self._outstanding
+
     def _mode(self, kind: Kind) -> Mode:
         return self.restores if kind is Kind.RESTORE else self.mirrors
 
@@ -94,7 +99,6 @@ class SimCopies:
             target[page] = None
         self._outstanding.append(copy)
         self.log.append(copy)
-        self.calls.begin(kind.value, ticket)
         return copy
 
     def _end(self, copy: Operation, n_pages: int) -> None:

@@ -69,11 +69,13 @@ class Outbox:
 class Calls:
     """What the port was asked for since the last `clear`: an effect class name a call, in order.
 
-    `tickets` are those of effects that begin something.
+    `tickets` are those of effects that begin something; `pieces` are restores that came in pieces,
+    as (ticket, start, n_pages), the first ones among the tickets.
     """
 
     names: list[str] = field(factory=list)
     tickets: list[Ticket] = field(factory=list)
+    pieces: list[tuple[Ticket, int, int]] = field(factory=list)
 
     def add(self, name: str) -> None:
         self.names.append(name)
@@ -82,9 +84,16 @@ class Calls:
         self.names.append(name)
         self.tickets.append(ticket)
 
+    def begin_piece(self, name: str, ticket: Ticket, start: int, n_pages: int) -> None:
+        self.names.append(name)
+        self.pieces.append((ticket, start, n_pages))
+        if start == 0:
+            self.tickets.append(ticket)
+
     def clear(self) -> None:
         self.names.clear()
         self.tickets.clear()
+        self.pieces.clear()
 
 
 def operation_log() -> deque[Operation]:

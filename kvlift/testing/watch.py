@@ -4,7 +4,7 @@ It looks at the simulated ports (what is in flight), at the physical page tables
 and at memory (what a page holds). A broken claim is a sentence; a sound tick gives none.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from attrs import define, field, frozen
@@ -45,12 +45,15 @@ class RankFacts:
 
 @define
 class Watch:
-    """Remembers what it needs from tick to tick. `n_sent_by_rank`: reductions so far."""
+    """Remembers what it needs from tick to tick. `n_sent_by_rank`: reductions so far.
+
+    `n_restored_by_rank`: how many pages of each open restore have been started."""
 
     n_sent_by_rank: dict[int, int] = field(factory=dict)
     closed_by_rank: dict[int, set[Ticket]] = field(factory=lambda: defaultdict(set))
     open_by_rank: dict[int, frozenset[Ticket]] = field(factory=dict)
     started_by_rank: dict[int, set[Ticket]] = field(factory=lambda: defaultdict(set))
+    n_restored_by_rank: dict[int, dict[Ticket, int]] = field(factory=lambda: defaultdict(dict))
 
     def broken(
         self,
@@ -83,6 +86,7 @@ class Watch:
         self.closed_by_rank.clear()
         self.open_by_rank.clear()
         self.started_by_rank.clear()
+        self.n_restored_by_rank.clear()
 
     def _reductions(self, ranks: Sequence[SimRank]) -> Iterator[str]:
         sent = [rank.ranks.n_sent - self.n_sent_by_rank.get(rank.ranks.rank, 0) for rank in ranks]
@@ -105,6 +109,21 @@ class Watch:
             if twice or len(set(calls.tickets)) < len(calls.tickets):
                 yield f"tickets {sorted(twice)} of {calls.tickets} are used for a second effect"
             self.started_by_rank[number] |= set(calls.tickets)
+        yield from self._pieces(number, rank, said)
+
+    def _pieces(self, number: int, rank: SimRank, said: RankFacts) -> Iterator[str]:
+        """A restore comes in order, one piece at a time, and no page of it twice."""
+        known = self.n_restored_by_rank[number]
+        for ticket, start, n_pages in rank.copies.calls.pieces:
+            if start != known.get(ticket, 0):
+                n_known = known.get(ticket, 0)
+                yield f"ticket {ticket} restores from page {start} on behind {n_known} pages"
+            known[ticket] = start + n_pages
+        for ticket in [one for one in known if one not in said.open_tickets]:
+            del known[ticket]
+        running = Counter(copy.ticket for copy in rank.copies.running())
+        for ticket in [one for one, n_copies in running.items() if n_copies > 1]:
+            yield f"ticket {ticket} has {running[ticket]} copies at a time"
 
 
 def _conservation(tier: Tier, facts: TierFacts) -> Iterator[str]:

@@ -129,3 +129,33 @@ def test_a_ticket_that_is_used_twice_shows(rank: SimRank) -> None:
     rank.copies.start_restore(Ticket(1), [], [])
     rank.copies.start_mirror(Ticket(1), [], [])
     assert "used for a second effect" in broken(rank, IDLE)
+
+
+def test_a_restore_in_pieces_is_one_restore(rank: SimRank) -> None:
+    watch = Watch()
+    opened = evolve(
+        IDLE,
+        device=used({1: 5, 2: 6}),
+        host=used({1: 2, 2: 3}),
+        open_tickets=frozenset({Ticket(1)}),
+    )
+    rank.copies.start_restore(Ticket(1), [2], [5])
+    rank.copies.landed()
+    rank.copies.start_restore(Ticket(1), [3], [6], 1)
+    assert watch.broken([rank], [opened], []) == []
+
+
+@pytest.mark.parametrize("start", [0, 2])
+def test_a_piece_that_comes_twice_or_leaves_a_gap_shows(rank: SimRank, start: int) -> None:
+    rank.copies.start_restore(Ticket(1), [2], [5])
+    rank.copies.landed()
+    rank.copies.start_restore(Ticket(1), [3], [6], start)
+    said = broken(rank, evolve(IDLE, open_tickets=frozenset({Ticket(1)})))
+    assert f"ticket 1 restores from page {start} on behind 1 pages" in said
+
+
+def test_two_pieces_at_a_time_show(rank: SimRank) -> None:
+    rank.copies.restores = Mode.HELD
+    rank.copies.start_restore(Ticket(1), [2], [5])
+    rank.copies.start_restore(Ticket(1), [3], [6], 1)
+    assert "ticket 1 has 2 copies at a time" in broken(rank, IDLE)

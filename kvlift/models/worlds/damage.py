@@ -360,10 +360,19 @@ def more_are_in_flight(local: Local) -> Iterator[Local]:
             yield evolve(local, watches=more, n_in_flight=n_more)
 
 
+def a_restore_forgets_its_read(local: Local) -> Iterator[Local]:
+    for restore, chain in local.chains.items():
+        chains = {**local.chains, restore: evolve(chain, read=None)}
+        yield evolve(local, chains=chains)
+        if chain.start == chain.stop:
+            yield evolve(local, chains=chains, restore_by_read={})
+
+
 LOCAL_DAMAGES: Final[tuple[LocalDamage, ...]] = (
     a_watch_is_lost,
     a_watch_has_ended_unheard,
     a_watch_begins_unheard,
     a_turn_is_not_given_on,
     more_are_in_flight,
+    a_restore_forgets_its_read,
 )

@@ -176,6 +176,9 @@ def _of_work(rank: Rank, one: Operation, number: int, climate: Climate) -> Itera
     if climate.has_echoes:
         twice = evolve(after, echoes=(*rank.echoes, report_of(one, n_most)))
         yield event(f"land {what}\nagain {what}", twice, None, 1)
+        if one.start > 0:  # that of the piece before it, while this one runs
+            earlier = RestoreEnded(one.ticket, one.start, 0)
+            yield event(f"again {what}", evolve(rank, echoes=(*rank.echoes, earlier)), None, 1)
 
 
 def _of_talk(rank: Rank, talk: Talk, number: int, climate: Climate) -> Iterator[Event]:
