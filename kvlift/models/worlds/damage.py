@@ -361,11 +361,13 @@ def more_are_in_flight(local: Local) -> Iterator[Local]:
 
 
 def a_restore_forgets_its_read(local: Local) -> Iterator[Local]:
+    """Noticed at once, or, where the read was forgotten too, when nothing is left to copy."""
     for restore, chain in local.chains.items():
         chains = {**local.chains, restore: evolve(chain, read=None)}
-        yield evolve(local, chains=chains)
-        if chain.start == chain.stop:
-            yield evolve(local, chains=chains, restore_by_read={})
+        if chain.read is not None:
+            yield evolve(local, chains=chains)
+            if chain.start == chain.stop:
+                yield evolve(local, chains=chains, restore_by_read={})
 
 
 LOCAL_DAMAGES: Final[tuple[LocalDamage, ...]] = (
