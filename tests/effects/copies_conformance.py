@@ -160,6 +160,16 @@ def closing_waits_for_what_runs_and_its_bytes_are_right(world: CopiesWorld) -> N
         assert world.read_device(0) == content
 
 
+def the_pieces_of_a_restore_say_which_they_are(world: CopiesWorld) -> None:
+    """One after the other under one ticket, each with the number of its first page."""
+    contents = fill_host(world, range(3), random.Random(9))
+    world.copies.start_restore(Ticket(1), [0], [2], 0)
+    assert collected(world, 1) == [RestoreEnded(Ticket(1), 1, 0)]
+    world.copies.start_restore(Ticket(1), [1, 2], [1, 0], 1)
+    assert collected(world, 1) == [RestoreEnded(Ticket(1), 2, 1)]
+    assert [world.read_device(page) for page in (2, 1, 0)] == contents
+
+
 CHECKS: tuple[Callable[[CopiesWorld], None], ...] = (
     a_restore_brings_every_page_to_its_place_and_touches_no_other,
     a_mirror_brings_every_page_to_its_place_and_touches_no_other,
@@ -168,6 +178,7 @@ CHECKS: tuple[Callable[[CopiesWorld], None], ...] = (
     a_reported_job_has_its_bytes_in_place_whatever_else_still_runs,
     nothing_is_reported_twice,
     a_job_without_pages_ends_too,
+    the_pieces_of_a_restore_say_which_they_are,
     closing_waits_for_what_runs_and_its_bytes_are_right,
 )
 

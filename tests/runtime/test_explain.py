@@ -45,6 +45,32 @@ def test_a_life_from_submission_to_its_end_is_told_in_order() -> None:
     assert at == sorted(at)
 
 
+def test_the_pieces_of_a_restore_are_told_while_the_read_goes_on() -> None:
+    world = JournalWorld()
+    in_storage(world, 16)
+    store, copies = world.ranks[0].store, world.ranks[0].copies
+    store.reads = Mode.HELD
+    world.submit("B", prompt_of(24))
+    world.tick(6)
+    [read] = [one for one in store.log if one.kind is Kind.READ and one.is_outstanding]
+    store.progress(read, 1)
+    world.tick(2)
+    assert [len(copy.targets) for copy in copies.log if copy.kind is Kind.RESTORE] == [1]
+    store.land(read, 4)
+    world.tick(4)
+    assert [len(copy.targets) for copy in copies.log if copy.kind is Kind.RESTORE] == [1, 3]
+    assert world.states["B"] == "ready"
+    told = texts(world, "B", rank=0)
+    expected = [
+        "on this rank: 1 of 4 pages have been read from storage",
+        "on this rank: 1 of 4 pages have been restored",
+        "on this rank: the read from storage has ended, 4 of 4 pages are good",
+        "on this rank: the restore has ended, 4 pages landed",
+    ]
+    at = [told.index(text) for text in expected]
+    assert at == sorted(at)
+
+
 def test_times_and_attempts_are_those_of_the_rank() -> None:
     world = JournalWorld()
     world.live("A", prompt_of(8))
