@@ -1,6 +1,7 @@
 """`kvlift serve`: the reference worker behind HTTP."""
 
 import asyncio
+import concurrent.futures
 import contextlib
 import difflib
 import os
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 SECRET_VARIABLE: Final = "KVLIFT_SECRET"
 SECRET_BYTES_MIN: Final = 16
 LOOK_S: Final = 0.2
+NAP_S: Final = 1.0
+"""Nothing waits longer at a time: a signal that comes just before a wait is heard at its end."""
 PREFILL_RESTARTS_MAX: Final = 5
 """After so many deaths its requests fail with the reason, and what is wrong has to be looked at."""
 
@@ -250,12 +253,15 @@ def _until_the_end(
 
     if listening is None:
         tell_ready(None)
-        cluster.died.wait()
+        while not cluster.died.wait(NAP_S):
+            pass
         return cluster.fault
     shown = f"[{host}]" if ":" in host else host
     address = f"http://{shown}:{listening.getsockname()[1]}"
     serving = cluster.start(_served(cluster, listening, address, tell_ready))
     try:
+        while not concurrent.futures.wait([serving], NAP_S).done:
+            pass
         return serving.result()
     except BaseException:
         serving.cancel()
