@@ -284,12 +284,16 @@ class Desk:
         self.read_over(read, n_kept)
 
     def _cancel_restore(self, ticket: Ticket) -> None:
-        """One that hangs on a read has no more to come by now: the read is given up first."""
+        """What runs is left alone, and nothing follows it: a read in front is given up by now."""
         watch = self.watches.get(ticket)
-        if watch is None or watch.has_begun or watch.has_ended:
+        chain = self.chains.get(ticket)
+        if watch is None or watch.has_ended:
             return
-        self._unpark(ticket)
-        self._end_restore(ticket, 0)
+        if not watch.has_begun:
+            self._unpark(ticket)
+            self._end_restore(ticket, 0)
+        elif chain is not None:
+            self.chains[ticket] = evolve(chain, n_read=0)
 
     def _unpark(self, ticket: Ticket) -> None:
         self.parked = [e for e in self.parked if ticket_and_kind(e)[0] != ticket]

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final, TypeAlias
 
-from attrs import frozen
+from attrs import field, frozen
 
 from kvlift.core.ids import Attempt, DeviceHandle, HostHandle, Rid, Ticket
 from kvlift.core.landed import (
@@ -104,12 +104,13 @@ class StartRestore:
     ticket: Ticket
     host: tuple[HostHandle, ...]
     device: tuple[DeviceHandle, ...]
-    start: int = 0
+    # Not in the repr, which a decision's digest is made of: what is agreed always starts at 0.
+    start: int = field(default=0, repr=False)
 
 
 @frozen(kw_only=True)
 class CancelRestore:
-    """Drop this copy if it has not begun on this rank; a copy that runs is left alone."""
+    """Drop what has not begun of this copy on this rank; what runs is left alone."""
 
     ticket: Ticket
 

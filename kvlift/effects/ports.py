@@ -59,7 +59,9 @@ class Store(Protocol):
         """Answer: `LookupAnswered` with the pages present, counted to the first hole."""
 
     def start_prefetch(self, ticket: Ticket, run: PageRun, host_pages: Sequence[int]) -> None:
-        """Read into host pages, in order. Answers: `PrefetchProgressed`*, then `PrefetchEnded`."""
+        """Read into host pages, in order. Answers: `PrefetchProgressed`*, then `PrefetchEnded`.
+
+        A page that is reported is in place, verified, and not written again: it may be restored."""
 
     def cancel_prefetch(self, ticket: Ticket) -> None:
         """Best effort; `PrefetchEnded` still comes, and only then the host pages are let go."""

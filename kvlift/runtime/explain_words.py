@@ -120,7 +120,9 @@ def report_words(report: Landed, row: EffectRow) -> str:
         case PrefetchEnded(n_pages=n_pages):
             return f"the read from storage has ended, {n_pages} of {pages(row.n_pages)} are good"
         case RestoreEnded(n_pages=n_pages, start=start) if start + n_pages < row.n_pages:
-            return f"{start + n_pages} of {pages(row.n_pages)} have been restored"
+            return (
+                f"a copy to the device has ended, {start + n_pages} of {pages(row.n_pages)} landed"
+            )
         case RestoreEnded(n_pages=n_pages, start=start):
             return f"the restore has ended, {pages(start + n_pages)} landed"
         case MirrorEnded(n_pages=n_pages):

@@ -104,7 +104,7 @@ class Drawing:
 
     def _report(self, tick: int, name: str, report: object) -> None:
         fields = attrs.asdict(report)  # type: ignore[arg-type]
-        kept = {key: fields[key] for key in ("ticket", "n_pages") if key in fields}
+        kept = {key: fields[key] for key in ("ticket", "start", "n_pages") if key in fields}
         self.events.append(
             {
                 "ph": "i",

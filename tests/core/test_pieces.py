@@ -152,6 +152,26 @@ def test_a_restore_that_is_given_up_between_two_pieces_is_over() -> None:
     assert pieces(rank) == [piece(0, 1)]
 
 
+def test_a_restore_that_is_given_up_after_its_read_ends_with_the_piece_that_runs() -> None:
+    rank = reading()
+    rank.hear(PrefetchEnded(READ, 3))
+    rank.order(*GIVE_UP)
+    assert rank.seen(CHAINED) == Observation(0, 0, 3)
+    rank.hear(RestoreEnded(CHAINED, 1))
+    assert rank.seen(CHAINED).ended
+    assert pieces(rank) == [piece(0, 1)]
+
+
+def test_a_restore_that_is_given_up_twice_ends_with_the_piece_that_runs() -> None:
+    rank = reading()
+    rank.hear(PrefetchProgressed(READ, 2))
+    rank.order(CancelPrefetch(ticket=READ, n_pages_kept=2))
+    rank.order(*GIVE_UP)
+    rank.hear(RestoreEnded(CHAINED, 1))
+    assert rank.seen(CHAINED).ended
+    assert pieces(rank) == [piece(0, 1)]
+
+
 def test_a_piece_that_has_no_turn_yet_is_dropped() -> None:
     rank = Rank()
     rank.order(_read(), _restore(11))

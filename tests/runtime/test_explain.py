@@ -63,7 +63,7 @@ def test_the_pieces_of_a_restore_are_told_while_the_read_goes_on() -> None:
     told = texts(world, "B", rank=0)
     expected = [
         "on this rank: 1 of 4 pages have been read from storage",
-        "on this rank: 1 of 4 pages have been restored",
+        "on this rank: a copy to the device has ended, 1 of 4 pages landed",
         "on this rank: the read from storage has ended, 4 of 4 pages are good",
         "on this rank: the restore has ended, 4 pages landed",
     ]

@@ -200,6 +200,14 @@ PEERS: Final[tuple[Mutant, ...]] = (
         expects="late",
     ),
     Mutant(
+        name="a restore that is given up goes on",
+        file="desk.py",
+        old="            self.chains[ticket] = evolve(chain, n_read=0)\n",
+        new="            pass\n",
+        why="The piece that ran is followed by the next one, for a request that has ended.",
+        expects="pieces",
+    ),
+    Mutant(
         name="the report of one piece is taken for another's",
         file="desk.py",
         old="        elif start != chain.start or chain.start == chain.stop:\n",

@@ -1,12 +1,20 @@
 """A restore behind a read: its pieces go up while the rest is read, one after the other."""
 
+from collections.abc import Sequence
+
+from attrs import define
+
+from kvlift.core.agreed import Agreed
 from kvlift.core.local import Chain, Limits
+from kvlift.core.phase import Draining
 from kvlift.core.policy import Policy, PrefetchPolicy, Switch, WritePolicy
+from kvlift.models.claim import AlwaysOf, Claim
 from kvlift.models.worlds import goals
 from kvlift.models.worlds.ghost import Doing, Rank
 from kvlift.models.worlds.host import Life, prompt_of
 from kvlift.models.worlds.opening import Placed, Put
 from kvlift.models.worlds.situation import Goal, Situation
+from kvlift.models.worlds.stage import Now
 from kvlift.models.worlds.weather import Climate
 
 A = prompt_of(1, 1, 2, 2, 3, 3, 4)
@@ -42,10 +50,40 @@ PARKED = Goal(
 )
 
 
+@define(eq=False)
+class Piecewise(Situation):
+    """A situation in which nothing is copied any more for who has the answer."""
+
+    def claims(self) -> Sequence[Claim[Now]]:
+        if not self._claims:
+            super().claims()
+            agreed, ranks = self.stage.agreed, self.stage.ranks
+            self._claims.append(
+                AlwaysOf(
+                    "no piece follows for a request that has ended",
+                    lambda now: [(now.agreed, rank) for rank in now.ranks],
+                    lambda part: not _goes_on(agreed[part[0]], ranks[part[1]]),
+                )
+            )
+        return self._claims
+
+
+def _goes_on(agreed: Agreed, rank: Rank) -> bool:
+    draining = {
+        attempt
+        for attempt, request in agreed.requests.items()
+        if isinstance(request.phase, Draining)
+    }
+    return any(
+        chain.n_read > chain.stop and agreed.tickets[restore].owner in draining
+        for restore, chain in rank.local.chains.items()
+    )
+
+
 def pieces(*, deep: bool) -> Situation:
     """Three stored pages that come in pieces, one restore at a time; reports come twice, copies
     fail, the read is late."""
-    return Situation(
+    return Piecewise(
         name="pieces",
         n_together=2,
         lives=(

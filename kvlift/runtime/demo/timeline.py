@@ -101,7 +101,9 @@ class _Life:
         ticket = fields["ticket"]
         if kind in REPORTS:
             self.came.setdefault(ticket, now_ms)
-            self.stops[ticket] = (now_ms, fields.get("start", 0) + fields["n_pages"])
+            n_pages = fields.get("start", 0) + fields["n_pages"]
+            if n_pages >= self.stops.get(ticket, (0.0, 0))[1]:
+                self.stops[ticket] = (now_ms, n_pages)
         elif kind == "TokenArrived" and ticket == self.peer:
             self.token_ms = now_ms
 
