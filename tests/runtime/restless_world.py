@@ -264,6 +264,7 @@ class RestlessWorld:
                 break
             sim.memory.host[target] = stored.content
             n_good += 1
+        operation.n_landed = max(operation.n_landed, n_good)  # not written again
         sim.store.outbox.put(PrefetchProgressed(operation.ticket, n_good))
 
     def advance(self, ms: int, rank: int | None) -> None:
