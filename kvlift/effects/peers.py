@@ -249,6 +249,8 @@ class ZmqPeers:
         self._wait()
         now = time.monotonic()
         slept_s = self._pauses.slept_s(now)
+        for connection in self._connections.values():
+            connection.stood_still(slept_s)
         self._waker.rest()
         self._obey(now)
         for connection in tuple(self._connections.values()):
@@ -260,7 +262,7 @@ class ZmqPeers:
                 # What came before the end of a connection is heard before the end itself.
                 connection.watch(now)
             if not connection.is_closed:
-                connection.on_time(now, slept_s)
+                connection.on_time(now)
             if connection.is_closed:
                 self._bury(connection)
 

@@ -259,10 +259,13 @@ class Connection:
 
     # -- time ----------------------------------------------------------------------------------
 
-    def on_time(self, now: float, slept_s: float) -> None:
-        """Heartbeats and timeouts. `slept_s`: this rank itself stood still for so long."""
+    def stood_still(self, slept_s: float) -> None:
+        """This rank itself did, for so long: nobody was silent. Before anything else of a turn."""
         self._heard_s += slept_s
         self._asked_s += slept_s
+
+    def on_time(self, now: float) -> None:
+        """Heartbeats and timeouts."""
         settings = self._shared.settings
         if self._phase is not _Phase.OPEN:
             if now - self._asked_s > settings.connect_timeout_s:

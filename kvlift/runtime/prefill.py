@@ -275,14 +275,14 @@ class PrefillNode:
             poller.register(self._doorkeeper.socket, zmq.POLLIN)
         poller.poll(int(timeout_s * 1_000))
         now = time.monotonic()
-        slept_s = self._pauses.slept_s(now)
+        self._desk.stood_still(self._pauses.slept_s(now))
         self._waker.rest()
         if self._doorkeeper is not None:
             self._doorkeeper.answer()
         has_more = self._read(now)
         for _ in range(len(self._commands)):
             self._commands.popleft()(self._desk)
-        self._desk.on_time(now, slept_s)
+        self._desk.on_time(now)
         is_blocked, has_pages = self._desk.pump()
         is_sending = self._desk.report_ended()
         if has_more or has_pages:

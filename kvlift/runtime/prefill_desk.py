@@ -305,18 +305,23 @@ class Desk:
 
     # -- time and endings ----------------------------------------------------------------------
 
-    def on_time(self, now: float, slept_s: float) -> None:
-        """Leases and heartbeats. `slept_s`: this node itself stood still for so long."""
+    def stood_still(self, slept_s: float) -> None:
+        """This node itself did, for so long: no lease ran. Before anything else of a turn."""
+        if slept_s:
+            for session in self.sessions.values():
+                session.renewed_s += slept_s
+            for request in self.requests.values():
+                request.asked_s += slept_s
+
+    def on_time(self, now: float) -> None:
+        """Leases and heartbeats."""
         for session in tuple(self.sessions.values()):
-            session.renewed_s += slept_s
             if session.has_ended(now):
                 self._end_lease(session, now)
-        if slept_s or now >= self._beat_s:
+        if now >= self._beat_s:
             for request in tuple(self.requests.values()):
-                request.asked_s += slept_s
                 if now - request.asked_s > self._terms.lease_s:
                     self._give_up_absent(request)
-        if now >= self._beat_s:
             self._beat_s = now + self._terms.heartbeat_s
             self._beat()
 

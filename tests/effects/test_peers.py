@@ -257,6 +257,26 @@ def test_heartbeats_keep_a_slow_peer_alive(raw: RawNode, make_rank: MakeRank) ->
     assert got.failures(T1) == []
 
 
+def test_what_was_asked_for_while_this_rank_stood_still_blames_nobody(
+    raw: RawNode, make_rank: MakeRank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A suspended process: its first deed on waking is a request that was waiting for it."""
+    rank, got = _held(raw, make_rank, peer_dead_s=2.0)
+    wait = rank.peers._wait
+
+    def stand_still() -> None:
+        monkeypatch.setattr(rank.peers, "_wait", wait)
+        time.sleep(3.0)
+
+    monkeypatch.setattr(rank.peers, "_wait", stand_still)
+    got.quiet(20)
+    rank.peers.send_hold(T2, Rid("later"), A1, raw.address, prompt_of(1))
+    hold = raw.hear_kind(wire.Hold).message
+    assert isinstance(hold, wire.Hold)
+    assert hold.rid == "later"
+    assert got.failures(T1) == got.failures(T2) == []
+
+
 def test_another_incarnation_on_the_same_connection_ends_the_old_requests(
     raw: RawNode, make_rank: MakeRank
 ) -> None:

@@ -319,7 +319,7 @@ def hear_as_prefill(messages: list[list[bytes]], secret: SharedSecret | None, se
     word = "served" if asked else "greeted" if desk.sessions else "not greeted"
     router.draw.seed(0)
     for later_s in (100.0, 200.0, 300.0, 400.0):
-        desk.on_time(later_s, 0.0)
+        desk.on_time(later_s)
         desk.pump()
         desk.report_ended()
     assert not desk.requests
@@ -364,7 +364,7 @@ def hear_as_decode(messages: list[list[bytes]], secret: SharedSecret | None) -> 
     if secret is not None:
         assert not memory.written, "a node without the secret has written"
         assert not is_open
-    connection.on_time(0.2, 0.0)
+    connection.on_time(0.2)
     if not connection.is_closed:
         connection.shut(*LAST)
     _check_reports(reports, over, memory)
