@@ -123,9 +123,7 @@ class Places:
                     if ticket not in self._void and not self._call_off(ticket):
                         going.append(effect)
                 case SendAborted(ticket=hold):
-                    self._kept = [
-                        e for e in self._kept if not isinstance(e, SendWant) or e.ticket != hold
-                    ]
+                    self._ask_no_more(hold)
                     going.append(effect)
                 case FreeDevice(pages=pages):
                     self._free(pages)
@@ -172,8 +170,14 @@ class Places:
         return tuple(answered)
 
     def closed(self, tickets: Iterable[Ticket]) -> None:
+        """These have ended on all workers; a peer may have gone before it was asked."""
         for ticket in tickets:
             self._void.pop(ticket, None)
+            self._ask_no_more(ticket)
+
+    def _ask_no_more(self, hold: Ticket) -> None:
+        self._rid_by_hold.pop(hold, None)
+        self._kept = [e for e in self._kept if not isinstance(e, SendWant) or e.ticket != hold]
 
 
 def _tickets_of(effect: StartRestore | StartPrefetch | SendWant) -> tuple[Ticket, ...]:

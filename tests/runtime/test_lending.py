@@ -199,6 +199,27 @@ def test_a_lease_that_gets_no_blocks_leaves_nothing() -> None:
     assert world.n_held() == 0
 
 
+def test_a_peer_that_refuses_before_the_blocks_are_known_is_not_asked_afterwards() -> None:
+    world = World()
+    world.down(2)
+    admitted(world, 8, peer="peer")
+    (hold,) = world.only(SendHold)
+    assert isinstance(hold, SendHold)
+    world.tick({hold.ticket: Observation(0, 1, int(PeerCause.REFUSED))})
+    world.core.place("r", [1, 2])
+    world.tick()
+    (restore,) = world.only(StartRestore)
+    assert isinstance(restore, StartRestore)
+    (ready,) = world.tick({restore.ticket: Observation(2, 1, 2)}).ready
+    assert ready.needs_prefill_from is None
+    assert not world.only(SendWant)
+    world.core.run("r")
+    world.core.finish("r", b"")
+    world.tick()
+    world.tick()
+    assert world.n_held() == 0
+
+
 def test_given_pages_are_neither_copied_nor_asked_for() -> None:
     world = World()
     world.down(4)
