@@ -22,7 +22,7 @@ from kvlift.runtime.worker.model_config import (
 )
 from kvlift.runtime.worker.plain_engine import plain_scores
 from kvlift.runtime.worker.prefill_engine import PrefillEngine
-from kvlift.runtime.worker.sampling import sample
+from kvlift.runtime.worker.sampling import sample, sample_rows
 from kvlift.runtime.worker.weights import Shard, random_weights
 
 CPU = torch.device("cpu")
@@ -260,6 +260,29 @@ def test_the_log_probability_is_the_models_own() -> None:
     token, logprob = sample(logits, Sampling(temperature=0.0), 0)
     assert token == 2
     assert logprob == pytest.approx(float(logits.log_softmax(-1)[2]))
+
+
+def test_rows_are_sampled_as_each_of_them_alone() -> None:
+    logits = torch.randn(4, 50, generator=torch.Generator().manual_seed(3)) * 3
+    drawn = Sampling(temperature=0.9, seed=4)
+    asked = [(Sampling(temperature=0.0), 7), (drawn, 8), (Sampling(top_k=1), 9), (drawn, 10)]
+    rows = sample_rows(logits, asked)
+    alone = [sample(logits[n], how, place) for n, (how, place) in enumerate(asked)]
+    assert [token for token, _ in rows] == [token for token, _ in alone]
+    assert [lp for _, lp in rows] == pytest.approx([lp for _, lp in alone])
+
+
+def test_a_decode_step_never_waits_for_the_device_before_it_has_its_logits() -> None:
+    """On the meta device nothing has a value, so that whatever asks for one raises."""
+    meta = torch.device("meta")
+    config, shard = tiny(), Shard()
+    decoder = Decoder(config, random_weights(config, seed=3, shard=shard, device=meta), shard)
+    kv = paged_kv(config, n_pages=6, page_tokens=PAGE, shard=shard, device=meta)
+    rows = [([5], 9, [0, 1]), ([6, 7], 3, [2, 3])]
+    batch = paged_batch(rows, page_tokens=PAGE, n_written_first=[9, 4], device=meta)
+    assert decoder.logits(decoder.paged_forward(batch, kv)).shape == (2, 2, config.vocab)
+    with pytest.raises(NotImplementedError):
+        batch.positions[batch.positions >= 0]
 
 
 def hf_folder(folder: Path, config: ModelConfig) -> dict[str, torch.Tensor]:

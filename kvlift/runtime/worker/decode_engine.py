@@ -29,7 +29,7 @@ from kvlift.runtime.worker.generation import (
 )
 from kvlift.runtime.worker.model import Decoder, PagedKv, paged_batch
 from kvlift.runtime.worker.plain_engine import ending
-from kvlift.runtime.worker.sampling import sample
+from kvlift.runtime.worker.sampling import sample_rows
 
 BAD_REQUEST: Final = 400
 UNAVAILABLE: Final = 503
@@ -305,16 +305,19 @@ class DecodeEngine:
             n_written_first=[row.decoding.n_kv for row in rows],
             device=self.decoder.device,
         )
-        hidden = self.decoder.paged_forward(batch, self.kv)
-        if not self.samples:
-            return []
-        last = torch.tensor([row.stop - row.start - 1 for row in rows], device=hidden.device)
-        logits = self.decoder.logits(hidden[torch.arange(len(rows), device=hidden.device), last])
-        return [
-            sample(logits[index], row.decoding.request.sampling, row.stop)
-            for index, row in enumerate(rows)
+        width = batch.tokens.shape[1]
+        ends = [n * width + row.stop - row.start - 1 for n, row in enumerate(rows)]
+        asked = [
+            (end, (row.decoding.request.sampling, row.stop))
+            for end, row in zip(ends, rows, strict=True)
             if row.is_sampled
         ]
+        last = torch.tensor([end for end, _ in asked], device=self.decoder.device)
+        hidden = self.decoder.paged_forward(batch, self.kv)
+        if not self.samples or not asked:
+            return []
+        logits = self.decoder.logits(hidden.flatten(0, 1)[last])
+        return sample_rows(logits, [how for _, how in asked])
 
     def accept(self, rows: Sequence[Row], sampled: Sequence[tuple[int, float]]) -> None:
         """Take the step's result, the same on every rank."""

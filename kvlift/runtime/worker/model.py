@@ -56,13 +56,14 @@ def paged_kv(
 class PagedBatch:
     """Rows of a padded batch: what to compute, where to write it, what to read.
 
-    `tokens`, `positions` [batch, n] int64; `slots` [batch, n] int64: place of the token's KV, or
-    -1 to write none (padding, or KV that is there already); `tables` [batch, pages] int64,
-    padded with any valid page.
+    `tokens`, `positions` [batch, n] int64; `written` [m] int64: the tokens, counted through all
+    rows, whose KV is kept (not padding, nor KV that is there already); `slots` [m] int64: its
+    places; `tables` [batch, pages] int64, padded with any valid page.
     """
 
     tokens: torch.Tensor
     positions: torch.Tensor
+    written: torch.Tensor
     slots: torch.Tensor
     tables: torch.Tensor
 
@@ -78,22 +79,25 @@ def paged_batch(
     `n_written_first[i]` on and only reads what lies before."""
     width = max(len(tokens) for tokens, _, _ in rows)
     n_pages = max(len(table) for _, _, table in rows)
-    all_tokens, all_positions, all_slots, all_tables = [], [], [], []
-    for (tokens, first, table), writes_from in zip(rows, n_written_first, strict=True):
+    all_tokens, all_positions, all_tables = [], [], []
+    written: list[int] = []
+    slots: list[int] = []
+    for number, ((tokens, first, table), writes_from) in enumerate(
+        zip(rows, n_written_first, strict=True)
+    ):
         pad = width - len(tokens)
         spots = range(first, first + len(tokens))
-        slots = [
-            table[at // page_tokens] * page_tokens + at % page_tokens if at >= writes_from else -1
-            for at in spots
-        ]
+        for at in range(max(first, writes_from), spots.stop):
+            written.append(number * width + at - first)
+            slots.append(table[at // page_tokens] * page_tokens + at % page_tokens)
         all_tokens.append([*tokens, *([0] * pad)])
         all_positions.append([*spots, *([0] * pad)])
-        all_slots.append([*slots, *([-1] * pad)])
         all_tables.append([*table, *([0] * (n_pages - len(table)))])
     return PagedBatch(
         tokens=torch.tensor(all_tokens, device=device),
         positions=torch.tensor(all_positions, device=device),
-        slots=torch.tensor(all_slots, device=device),
+        written=torch.tensor(written, dtype=torch.int64, device=device),
+        slots=torch.tensor(slots, dtype=torch.int64, device=device),
         tables=torch.tensor(all_tables, device=device),
     )
 
@@ -131,11 +135,10 @@ class Decoder:
     def paged_forward(self, batch: PagedBatch, kv: PagedKv) -> torch.Tensor:
         """Final hidden states [batch, n, hidden]; new KV is written to its slots.
 
-        A query sees every key of its row's table up to its own position.
+        A query sees every key of its row's table up to its own position. Nothing in here waits
+        for the device.
         """
-        flat_slots = batch.slots.flatten()
-        written = flat_slots >= 0
-        slots = flat_slots[written]
+        written, slots = batch.written, batch.slots
         places = torch.arange(kv.page_tokens, device=self.device)
         spots = (batch.tables[:, :, None] * kv.page_tokens + places).flatten(1)
         keys_at = torch.arange(spots.shape[1], device=self.device)
