@@ -27,6 +27,9 @@ from prometheus_client.parser import text_string_to_metric_families
 ROOT: Final = Path(__file__).resolve().parent.parent.parent
 INSIDE: Final = Path(__file__).resolve().parent / "inside"
 
+GENTLE: Final = {"KVLIFT_YIELD_US": "200"}
+"""With tensor parallelism: see `inside/sitecustomize.py`."""
+
 START_S: Final = 600.0
 """A server needs 20 to 60 s on two quiet cores; here may be others."""
 
@@ -291,7 +294,8 @@ def server(
         command += ["--num-gpu-blocks-override", str(sizes.n_blocks)]
     if transfer is not None:
         command += ["--kv-transfer-config", json.dumps(transfer)]
-    return Server(name=name, command=command, port=port, log=folder / f"{name}.log", env=env or {})
+    env = {**(GENTLE if sizes.n_ranks > 1 else {}), **(env or {})}
+    return Server(name=name, command=command, port=port, log=folder / f"{name}.log", env=env)
 
 
 def _leave(number: int, _frame: object) -> None:

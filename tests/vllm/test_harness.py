@@ -1,6 +1,9 @@
 """What the comparisons with vLLM rest on; runs without vLLM."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import attrs
@@ -17,7 +20,7 @@ from benches.vllm_side_by_side import (
     schedule,
     summary,
 )
-from tests.vllm.harness import Server
+from tests.vllm.harness import GENTLE, INSIDE, Server
 from tests.vllm.harness_client import Answer, Script, _Reader, difference
 from tests.vllm.harness_model import SMALL, TINY, write_model
 
@@ -186,3 +189,14 @@ def test_steps_are_compared_pair_by_pair() -> None:
     result = {"rows": rows, "ratio": {"step": 1.1, "prompt": 2.0}, "script": {}}
     result["script"] = {"n_prompt": 9, "n_answer": 3}
     assert "| no connector | 2.00 ms | 10.0 ms |" in vllm_tables.step_table(result)
+
+
+def test_a_yield_sleeps_only_where_it_is_told_to() -> None:
+    def name_of_yield(more: dict[str, str]) -> str:
+        env = {**os.environ, "PYTHONPATH": str(INSIDE), **more}
+        command = [sys.executable, "-c", "import os; os.sched_yield(); print(os.sched_yield)"]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+        return done.stdout
+
+    assert "_sleep_a_little" in name_of_yield(GENTLE)
+    assert "built-in" in name_of_yield({})

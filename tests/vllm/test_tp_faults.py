@@ -19,9 +19,8 @@ N_RANKS = 2
 N_HOST = 24
 """Pages of the host tier: less than two long prompts, so older ones are on storage only."""
 
-PEER_DEAD_S = 40.0
-"""vLLM's workers spin while prefill keeps a prompt; on two cores that more processes share, a
-sender may not get to speak for 12 s, and would be given up though it lives."""
+PEER_DEAD_S = 20.0
+"""Six processes of two engines share two cores: what lives may not get to speak for seconds."""
 
 KEPT_S = 120.0
 """So long prefill keeps a prompt whose decode instance has given it up and says nothing."""
