@@ -177,12 +177,15 @@ def abort_during_a_load(pair: Pair, script: Script, reference: Reference) -> Non
 
 
 def preemption(pair: Pair, scripts: Sequence[Script], reference: Reference) -> None:
-    """All at once; with what they generate they do not fit into the device."""
+    """Their prompts are there, so that all begin at once; what they generate does not fit."""
     expected = [reference(script)[0] for script in scripts]
     before = pair.decode.counter(PREEMPTED)
-    client = Client(pair.proxy.url, timeout_s=400)
+    kept = [kept_by(pair.prefill, script.turns[0]) for script in scripts]
     with ThreadPoolExecutor(len(scripts)) as threads:
-        asked = [threads.submit(client.complete, it.turns[0], it.n_answer) for it in scripts]
+        asked = [
+            threads.submit(decoded, pair.decode, script, params)
+            for script, params in zip(scripts, kept, strict=True)
+        ]
         answers = [one.result() for one in asked]
     assert pair.decode.counter(PREEMPTED) > before, "the cache was full"
     assert worst(answers, expected) < TOLERANCE
