@@ -146,7 +146,8 @@ def test_a_client_that_hangs_up_ends_the_request_at_decode() -> None:
     prefill, decode = Fake(params=KEPT), Fake(is_endless=True)
     with proxied(prefill, decode) as url:
         with httpx.stream("POST", f"{url}/v1/completions", json=BODY, timeout=20) as answer:
-            assert next(answer.iter_lines()) == "data: 1"
+            lines = answer.iter_lines()  # kept: the connection is closed with the iterator
+            assert next(lines) == "data: 1"
             assert not decode.has_left.is_set()
         assert decode.has_left.wait(10)
         decode.is_endless = False
