@@ -17,7 +17,7 @@ from typing import Self
 from kvlift.core.adopt import adopt_agreed
 from kvlift.core.advance import State, advance, grow_agreed
 from kvlift.core.agreed import agreed_at_start, is_under_way
-from kvlift.core.ballot import RanksDiverged, Verdict, from_wire, proofs, slots
+from kvlift.core.ballot import RankFailed, RanksDiverged, Verdict, from_wire, proofs, slots
 from kvlift.core.ids import Rid
 from kvlift.core.index import Hit, match
 from kvlift.core.policy import Switch
@@ -230,6 +230,8 @@ class Driver:
             return from_wire(done.least, self._voted, self._policy)
         except RanksDiverged as error:
             raise explained(error, self._agreed, ranks) from error
+        except RankFailed as error:
+            raise error from self._half.fault
 
     def _calls(self, verdict: Verdict | None) -> tuple[Submission, ...]:
         """What was submitted; with idle ballots, what every rank is known to have been given."""

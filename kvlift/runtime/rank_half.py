@@ -22,7 +22,8 @@ from kvlift.runtime.places import device_table
 
 
 class RankHalf:
-    """`n_started` counts the effects that were started since `begin_tick`, by class name."""
+    """`n_started` counts the effects that were started since `begin_tick`, by class name. `fault`
+    is the first error of this rank's own."""
 
     def __init__(self, config: Config, ports: Ports, observer: Observer) -> None:
         self.ports = ports
@@ -32,7 +33,7 @@ class RankHalf:
         self.aside = {Tier.DEVICE: 0, Tier.HOST: 0}
         self.n_started: Counter[str] = Counter()
         self._observer = observer
-        self._is_healthy = True
+        self.fault: Exception | None = None
         # The body of the last ballot, for as long as nothing has been seen or asked anew.
         self._said_of: object = None
         self._said_tickets: Sequence[Ticket] = ()
@@ -45,7 +46,7 @@ class RankHalf:
 
     @property
     def is_healthy(self) -> bool:
-        return self._is_healthy
+        return self.fault is None
 
     def begin_tick(self) -> None:
         self.n_started = Counter()
@@ -77,7 +78,7 @@ class RankHalf:
             try:
                 run_effect(effect, self.ports, self.device, self.host)
             except Exception as error:  # noqa: BLE001 - a bug of a port, told to all ranks
-                self._is_healthy = False
+                self.fault = self.fault or error
                 self._observer.failed(effect, error)
 
     def ballot(
@@ -91,7 +92,7 @@ class RankHalf:
             proofs,
             room=self._room(),
             rates=self.local.rates,
-            is_healthy=self._is_healthy,
+            is_healthy=self.is_healthy,
             n_submissions=n_submissions,
         )
         return header + self._said

@@ -23,7 +23,7 @@ from kvlift.runtime.errors import (
 from kvlift.runtime.interpret import Ports
 from kvlift.runtime.tick import Granted, NoRoom, Pending, Ready, Tick
 from kvlift.testing.sim_memory import Mode, SimMemory
-from kvlift.testing.sim_peers import PrefillNode
+from kvlift.testing.sim_peers import PrefillNode, SimPeers
 from kvlift.testing.sim_rank import SimRank, sim_ranks
 
 PAGE = 4
@@ -251,6 +251,18 @@ def test_an_error_of_a_port_fails_all_ranks_in_the_next_ballot() -> None:
     worker.sims[1].peers.memory = SimMemory(0, 0)  # the first page that is wanted has no place
     with pytest.raises(RankFailed, match="a rank reported a failure"):
         worker.tick(6)
+
+
+def test_a_rank_that_fails_itself_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_memory(*_of_a_want: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(SimPeers, "send_want", no_memory)
+    worker = Worker()
+    worker.submit("A", 8)
+    with pytest.raises(RankFailed) as failed:
+        worker.tick(6)
+    assert isinstance(failed.value.__cause__, MemoryError)
 
 
 def test_ranks_that_are_told_different_things_diverge_by_name() -> None:

@@ -93,8 +93,9 @@ def live(
         work(orders, stop)
     except Exception as error:
         LOG.debug("the process fails", exc_info=True)
-        cause = f" ({error.__cause__})" if error.__cause__ is not None else ""
-        print(f"{name}: {type(error).__name__}: {error}{cause}", file=sys.stderr, flush=True)
+        cause = error.__cause__
+        why = "" if cause is None else f" ({str(cause) or type(cause).__name__})"
+        print(f"{name}: {type(error).__name__}: {error}{why}", file=sys.stderr, flush=True)
         # A collective that hangs would keep the interpreter from ending.
         os._exit(EXIT_FAILED)
     return 0
