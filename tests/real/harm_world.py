@@ -14,8 +14,9 @@ import pytest
 import torch
 from attrs import define, field
 
+from kvlift.runtime.worker.answers import Generation
 from kvlift.runtime.worker.generation import Finish, FinishKind, Request, Sampling
-from kvlift.runtime.worker.launch import Cluster, Generation
+from kvlift.runtime.worker.launch import Cluster
 from kvlift.runtime.worker.loading import ModelSource
 from kvlift.runtime.worker.model import Decoder
 from kvlift.runtime.worker.settings import WorkerSettings

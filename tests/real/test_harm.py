@@ -19,8 +19,9 @@ from pathlib import Path
 
 import pytest
 
+from kvlift.runtime.worker.answers import Generation
 from kvlift.runtime.worker.generation import EngineDownError, FinishKind
-from kvlift.runtime.worker.launch import Cluster, Generation
+from kvlift.runtime.worker.launch import Cluster
 from kvlift.runtime.worker.model import Decoder
 from tests.real.harm_world import (
     PAGE,

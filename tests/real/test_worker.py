@@ -19,8 +19,9 @@ import openai
 import pytest
 import torch
 
+from kvlift.runtime.worker.answers import Generation
 from kvlift.runtime.worker.generation import EngineDownError, FinishKind, Request, Sampling
-from kvlift.runtime.worker.launch import Cluster, ClusterRefusedError, Generation
+from kvlift.runtime.worker.launch import Cluster, ClusterRefusedError
 from kvlift.runtime.worker.loading import ModelSource
 from kvlift.runtime.worker.model import Decoder
 from kvlift.runtime.worker.plain_engine import plain_scores

@@ -11,6 +11,7 @@ from attrs import define, field, frozen
 
 from kvlift.runtime.demo.timeline import Timeline, timeline_of
 from kvlift.runtime.demo.workload import Sizes, Turn, Workload, prompt_of
+from kvlift.runtime.worker.answers import Generation
 from kvlift.runtime.worker.generation import (
     CachedTokens,
     EngineDownError,
@@ -18,7 +19,7 @@ from kvlift.runtime.worker.generation import (
     Request,
     Sampling,
 )
-from kvlift.runtime.worker.launch import Cluster, Generation
+from kvlift.runtime.worker.launch import Cluster
 from kvlift.runtime.worker.settings import WorkerSettings
 
 MODES: Final = ("none", "device", "host", "all")

@@ -17,6 +17,8 @@ import torch
 import zmq
 from attrs import define, field
 
+from kvlift.core.ballot import RankFailed
+from kvlift.effects.ports import RankLate, RankLost
 from kvlift.runtime.worker.messages import Command, News
 from kvlift.runtime.worker.settings import ProcessOrders
 
@@ -26,6 +28,8 @@ ORDERS_BYTES_MAX: Final = 1 << 20
 MESSAGES_A_TURN_MAX: Final = 256
 ORPHAN_GRACE_S: Final = 5.0
 EXIT_FAILED: Final = 3
+EXIT_FOLLOWED: Final = 4
+"""The end of a rank whose group is over because of another rank."""
 
 
 @define(eq=False)
@@ -97,8 +101,15 @@ def live(
         why = "" if cause is None else f" ({str(cause) or type(cause).__name__})"
         print(f"{name}: {type(error).__name__}: {error}{why}", file=sys.stderr, flush=True)
         # A collective that hangs would keep the interpreter from ending.
-        os._exit(EXIT_FAILED)
+        os._exit(EXIT_FOLLOWED if is_anothers(error) else EXIT_FAILED)
     return 0
+
+
+def is_anothers(error: Exception) -> bool:
+    """Whether a rank ends with this error because another rank failed, was late or lost."""
+    if isinstance(error, RankFailed):
+        return error.__cause__ is None  # a rank's own failure is the cause of its `RankFailed`
+    return isinstance(error, RankLate | RankLost)
 
 
 def _outlive_nobody(stop: threading.Event) -> None:

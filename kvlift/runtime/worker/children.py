@@ -15,6 +15,7 @@ from typing import Final
 import msgspec
 from attrs import define, field
 
+from kvlift.runtime.worker.child import EXIT_FOLLOWED
 from kvlift.runtime.worker.settings import ProcessOrders
 
 LINES_KEPT: Final = 40
@@ -94,6 +95,11 @@ class Child:
     @property
     def is_alive(self) -> bool:
         return self.popen.poll() is None
+
+    @property
+    def followed_another(self) -> bool:
+        """Whether it has ended because another rank failed, was late or lost."""
+        return self.popen.poll() == EXIT_FOLLOWED
 
     def _live(self) -> None:
         assert self.popen.stderr is not None

@@ -11,7 +11,6 @@ import concurrent.futures
 import contextlib
 import secrets
 import threading
-import time
 from collections import deque
 from collections.abc import Coroutine, Sequence
 from types import TracebackType
@@ -19,13 +18,14 @@ from typing import Any, Final, Self, TypeVar
 
 import torch.distributed as dist
 import zmq.asyncio
-from attrs import define, field, frozen
+from attrs import define, field
 
 from kvlift.effects.ranks_gloo import open_store
 from kvlift.runtime.config import ConfigError
+from kvlift.runtime.worker.answers import Generation, gathered
 from kvlift.runtime.worker.children import Child, Voices, end_all
 from kvlift.runtime.worker.front import Line, RemoteEngine
-from kvlift.runtime.worker.generation import CachedTokens, EngineDownError, Finish, Request
+from kvlift.runtime.worker.generation import EngineDownError, Request
 from kvlift.runtime.worker.layouts import whole_layout
 from kvlift.runtime.worker.loading import ModelSource
 from kvlift.runtime.worker.messages import (
@@ -42,6 +42,9 @@ from kvlift.runtime.worker.settings import ProcessOrders, WorkerSettings
 Result = TypeVar("Result")
 
 END_S: Final = 5.0
+OWN_WORDS_S: Final = 0.5
+"""How long a rank that ended because of another waits for that one's words."""
+
 REQUESTS_KEPT: Final = 100_000
 PREFILL_MODULE: Final = "kvlift.runtime.worker.prefill_process"
 RANK_MODULE: Final = "kvlift.runtime.worker.rank"
@@ -49,29 +52,6 @@ RANK_MODULE: Final = "kvlift.runtime.worker.rank"
 
 class ClusterRefusedError(ValueError):
     """These settings cannot work; the message says what to change."""
-
-
-@frozen(kw_only=True)
-class Generation:
-    """One finished request: what came out, from where its KV came, and how long it took."""
-
-    rid: str
-    tokens: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    n_prompt_tokens: int
-    cached: CachedTokens
-    n_pages_from_peer: int
-    bytes_from_peer: int
-    finish: Finish
-    submitted_s: float
-    ttft_s: float
-    duration_s: float
-
-    @property
-    def tpot_s(self) -> float | None:
-        """Time per output token after the first; None where there is only one."""
-        n_later = len(self.tokens) - 1
-        return (self.duration_s - self.ttft_s) / n_later if n_later > 0 else None
 
 
 @define(eq=False)
@@ -196,35 +176,7 @@ class Cluster:
         return [future.result() for future in futures]
 
     async def _generated(self, request: Request) -> Generation:
-        tokens: list[int] = []
-        logprobs: list[float] = []
-        cached, n_from_peer = CachedTokens(), 0
-        started_s = time.monotonic()
-        first_s: float | None = None
-        finish: Finish | None = None
-        async for output in self.engine.submit(request):
-            if output.tokens and first_s is None:
-                first_s = time.monotonic()
-            tokens.extend(output.tokens)
-            logprobs.extend(output.logprobs)
-            if output.cached is not None:
-                cached, n_from_peer = output.cached, output.n_pages_from_peer
-            finish = output.finish or finish
-        ended_s = time.monotonic()
-        assert finish is not None, "an engine's last output says how it ended"
-        generation = Generation(
-            rid=request.rid,
-            tokens=tuple(tokens),
-            logprobs=tuple(logprobs),
-            n_prompt_tokens=len(request.tokens),
-            cached=cached,
-            n_pages_from_peer=n_from_peer,
-            bytes_from_peer=n_from_peer * self._page_bytes,
-            finish=finish,
-            submitted_s=started_s,
-            ttft_s=(first_s or ended_s) - started_s,
-            duration_s=ended_s - started_s,
-        )
+        generation = await gathered(request, self.engine.submit(request), self._page_bytes)
         self._done.append(generation)
         return generation
 
@@ -387,6 +339,13 @@ class Cluster:
                 self.fault = f"the prefill node is down: {reason}"
                 self.died.set()
             return
+        if child.followed_another:
+            # The rank that it has followed is about to end, too, and knows why.
+            self._loop.call_later(OWN_WORDS_S, self._note_fall, child, reason)
+        else:
+            self._note_fall(child, reason)
+
+    def _note_fall(self, child: Child, reason: str) -> None:
         if child not in self.ranks or self.fault:
             return
         self.fault = f"the decode worker is down: {reason}"
