@@ -1,4 +1,4 @@
-"""Tables of what `kvlift check --json` has found, for `benches/figures.py`."""
+"""Tables of what `kvlift check --json` and the fuzzers have found, for `benches/figures.py`."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -30,6 +30,22 @@ def worlds_table(result: Result) -> list[str]:
         f"{n_complete} of {len(worlds)} |"
     )
     return [*lines, "", " ".join(_sentences(result))]
+
+
+def fuzz_table(result: Result) -> list[str]:
+    """One row a surface: how much was fed, by whom, and what came of it."""
+    lines = [
+        "| surface | inputs | by | kinds of answer | slowest | memory grew by | found |",
+        "|---|---:|---|---:|---:|---:|---:|",
+    ]
+    for seen in result["surfaces"]:
+        by = ", ".join(f"{engine} {n:,}" for engine, n in seen["engines"].items() if n)
+        lines.append(
+            f"| {seen['surface']} | {seen['inputs']:,} | {by} | {len(seen['outcomes'])} | "
+            f"{seen['slowest_ms']:.0f} ms | {seen['peak_rss_growth_mib']} MiB | "
+            f"{len(seen['failures'])} |"
+        )
+    return lines
 
 
 def _about(name: str) -> str:

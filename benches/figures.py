@@ -164,6 +164,8 @@ def renderer_of(name: str, result: Result) -> Callable[[Result], list[str]]:
         return check_tables.worlds_table
     if result.get("bench") == "copies":
         return copies_table
+    if result.get("bench") == "fuzz":
+        return check_tables.fuzz_table
     if result.get("bench") == "ttft":
         return ttft_tables.ttft_table
     if result.get("bench") == "vllm-side-by-side":

@@ -13,6 +13,7 @@ from rich.progress import Progress as Bar
 from rich.progress import TaskID
 from rich.table import Table
 
+from kvlift.cli.finite import Finite
 from kvlift.cli.output import (
     INTERRUPTED,
     end,
@@ -35,7 +36,7 @@ REGISTRY: Final = "kvlift.models.worlds"
 MUTANTS: Final = "kvlift.models.mutants"
 
 _SECONDS, _SECONDS_DEEP = 300.0, 3600.0
-_STATES, _STATES_DEEP = 1_000_000, 10_000_000
+_STATES, _STATES_DEEP = 1_000_000, 20_000_000
 _SECONDS_ALL: Final = 170.0
 """Branches are measured by default in what the worlds leave of this time."""
 
@@ -84,7 +85,7 @@ class Findings:
 )
 @click.argument("worlds", nargs=-1, metavar="[WORLD]...")
 @click.option("--list", "lists", is_flag=True, help="Say which worlds there are.")
-@click.option("--seconds", type=click.FloatRange(min=0, min_open=True), help="At most, a world.")
+@click.option("--seconds", type=Finite(0, min_open=True), help="At most, a world.")
 @click.option("--max-states", type=click.IntRange(min=1), help="At most, a world.")
 @click.option("--deep", is_flag=True, help="Larger worlds: minutes each, gigabytes of memory.")
 @click.option("--mutants", "mutates", is_flag=True, help="Seed faults: each must be found.")
