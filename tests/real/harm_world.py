@@ -14,7 +14,7 @@ import pytest
 import torch
 from attrs import define, field
 
-from kvlift.runtime.worker.answers import Generation
+from kvlift.runtime.worker.gathering import Generation
 from kvlift.runtime.worker.generation import Finish, FinishKind, Request, Sampling
 from kvlift.runtime.worker.launch import Cluster
 from kvlift.runtime.worker.loading import ModelSource

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from attrs import define
 
-from kvlift.runtime.worker.answers import Generation
+from kvlift.runtime.worker.gathering import Generation
 from kvlift.runtime.worker.generation import EngineDownError, FinishKind
 from kvlift.runtime.worker.launch import Cluster
 from kvlift.runtime.worker.layouts import whole_layout

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from kvlift.runtime.worker.answers import Generation
+from kvlift.runtime.worker.gathering import Generation
 from kvlift.runtime.worker.generation import EngineDownError, FinishKind
 from kvlift.runtime.worker.launch import Cluster
 from kvlift.runtime.worker.model import Decoder

@@ -19,7 +19,7 @@ import openai
 import pytest
 import torch
 
-from kvlift.runtime.worker.answers import Generation
+from kvlift.runtime.worker.gathering import Generation
 from kvlift.runtime.worker.generation import EngineDownError, FinishKind, Request, Sampling
 from kvlift.runtime.worker.launch import Cluster, ClusterRefusedError
 from kvlift.runtime.worker.loading import ModelSource

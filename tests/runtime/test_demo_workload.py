@@ -26,7 +26,7 @@ from kvlift.runtime.demo.trace import (
     trace_workload,
 )
 from kvlift.runtime.demo.workload import DemoRefused, Turn, Workload, conversations, prompt_of
-from kvlift.runtime.worker.answers import Generation
+from kvlift.runtime.worker.gathering import Generation
 from kvlift.runtime.worker.generation import CachedTokens, EngineDownError, Request
 from kvlift.runtime.worker.launch import Cluster
 from kvlift.runtime.worker.loading import ModelSource

@@ -11,7 +11,7 @@ from attrs import define, field, frozen
 
 from kvlift.runtime.demo.timeline import Timeline, timeline_of
 from kvlift.runtime.demo.workload import Sizes, Turn, Workload, prompt_of
-from kvlift.runtime.worker.answers import Generation
+from kvlift.runtime.worker.gathering import Generation
 from kvlift.runtime.worker.generation import (
     CachedTokens,
     EngineDownError,

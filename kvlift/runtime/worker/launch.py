@@ -22,9 +22,9 @@ from attrs import define, field
 
 from kvlift.effects.ranks_gloo import open_store
 from kvlift.runtime.config import ConfigError
-from kvlift.runtime.worker.answers import Generation, gathered
 from kvlift.runtime.worker.children import Child, Voices, end_all
 from kvlift.runtime.worker.front import Line, RemoteEngine
+from kvlift.runtime.worker.gathering import Generation, gathered
 from kvlift.runtime.worker.generation import EngineDownError, Request
 from kvlift.runtime.worker.layouts import whole_layout
 from kvlift.runtime.worker.loading import ModelSource
