@@ -134,7 +134,12 @@ class FileMedium:
     def forget(self, before_ns: int) -> None:
         self._known.clear()
         try:
-            files = [file for file in self._folder.page_files() if file.written_ns <= before_ns]
+            # A time that is yet to come is of a clock that was set back: written before as well.
+            files = [
+                file
+                for file in self._folder.page_files()
+                if not before_ns < file.written_ns <= now_ns()
+            ]
             self._room.remove_all(files)
         except OSError as error:
             self.weather.tell("removing all pages", error)
@@ -219,7 +224,7 @@ class FileMedium:
 class StoredPage:
     """The draft of a page that is there already."""
 
-    def fill(self, _load: Callable[[], memoryview]) -> bool:
+    def fill(self, _load: Callable[[], memoryview | None]) -> bool:
         return True
 
     def publish(self) -> bool:
@@ -249,8 +254,10 @@ class PageDraft:
         self.namespace = namespace
         self.stamp_ns = stamp_ns
 
-    def fill(self, load: Callable[[], memoryview]) -> bool:
+    def fill(self, load: Callable[[], memoryview | None]) -> bool:
         data = load()
+        if data is None:
+            return False
         try:
             self._medium.write_draft(self, data)
             self._close()
@@ -271,6 +278,9 @@ class PageDraft:
     def discard(self) -> None:
         try:
             self._close()
+        except OSError as error:
+            self._medium.weather.tell("closing a temporary file", error)
+        try:
             self._medium.remove_draft(self)
         except OSError as error:
             self._medium.weather.tell("removing a temporary file", error)

@@ -23,10 +23,16 @@ from kvlift.effects.stores.folder import Folder, now_ns
 from kvlift.effects.stores.page_file import HEADER_BYTES, Caching
 from kvlift.effects.stores.room import Room
 from kvlift.effects.stores.runs import LookupRun, ReadRun, RunPages, WriteRun
-from kvlift.effects.stores.workers import Once, Urgency, Workers
+from kvlift.effects.stores.workers import Care, Once, Urgency, Workers
 
 CLOSE_WAIT_SHARE = 0.8
 """The part of the time for closing in which running writes may still end by themselves."""
+
+CARE_MAX = 256
+"""Notes of use that may wait; more are left out."""
+
+LOOKUP_BYTES_MAX = 1 << 30
+"""Prompts whose lookups may wait: storage that hangs must not keep those of requests that end."""
 
 
 class FileStore:
@@ -67,17 +73,24 @@ class FileStore:
         self._on_landed = on_landed
         self._reports: deque[Landed] = deque()
         self._runs: dict[Ticket, LookupRun | ReadRun | WriteRun] = {}
+        self._let_go: list[WriteRun] = []
+        self._lookup_bytes = 0
         self._is_closed = False
         self._bounce = _Bounce(page_bytes)
         self._medium = FileMedium(place, Room(place, size_bytes_max), page_bytes, fsync, caching)
         self._workers = Workers(n_threads, "kvlift-store", self._wake)
-        self._workers.add(Urgency.CARE, Once(self._medium.collect_orphans))
+        self._workers.add(Urgency.CARE, Care(self._medium.collect_orphans))
 
     def start_lookup(self, ticket: Ticket, run: PageRun) -> None:
         pages = self._pages(run)
         if self._is_refused(LookupAnswered(ticket, 0)):
             return
+        if self._lookup_bytes >= LOOKUP_BYTES_MAX:
+            self._medium.weather.tell("looking for pages", "too many lookups are not answered")
+            self._answer(LookupAnswered(ticket, 0))
+            return
         lookup = LookupRun(self._workers, self._post, self._medium, ticket, pages)
+        self._lookup_bytes += lookup.size_bytes
         self._runs[ticket] = lookup
         self._workers.add(Urgency.LOOKUP, lookup)
 
@@ -110,6 +123,8 @@ class FileStore:
         run = self._runs.get(ticket)
         if isinstance(run, WriteRun):
             run.let_go()
+            # It may be answered now, and store a page later: a flush must still reach it.
+            self._let_go = [one for one in self._let_go if one.is_at_work] + [run]
             self._wake()
 
     def start_persist(self, ticket: Ticket, run: PageRun, host_pages: Sequence[int]) -> None:
@@ -137,7 +152,7 @@ class FileStore:
         processes write after this call stay."""
         if self._is_closed:
             return
-        for run in list(self._runs.values()):
+        for run in (*self._runs.values(), *self._let_go):
             if isinstance(run, WriteRun):
                 run.forget()
         self._medium.forget_known()
@@ -151,7 +166,9 @@ class FileStore:
             report = self._reports.popleft()
             reports.append(report)
             if isinstance(report, LookupAnswered | PrefetchEnded | PersistEnded):
-                self._runs.pop(report.ticket, None)
+                run = self._runs.pop(report.ticket, None)
+                if isinstance(run, LookupRun):
+                    self._lookup_bytes -= run.size_bytes
         return reports
 
     def close(self, deadline_s: float) -> bool:
@@ -188,15 +205,18 @@ class FileStore:
         return RunPages(self._keyring, run, now_ns())
 
     def _refresh(self, pages: RunPages) -> None:
-        self._workers.add(
-            Urgency.CARE, Once(functools.partial(pages.refresh_ancestors, self._medium))
-        )
+        if self._workers.n_waiting(Urgency.CARE) < CARE_MAX:
+            refresh = functools.partial(pages.refresh_ancestors, self._medium)
+            self._workers.add(Urgency.CARE, Care(refresh))
 
     def _is_refused(self, answer: Landed) -> bool:
         if self._is_closed:
-            self._post(answer)
-            self._wake()
+            self._answer(answer)
         return self._is_closed
+
+    def _answer(self, answer: Landed) -> None:
+        self._post(answer)
+        self._wake()
 
     def _post(self, report: Landed) -> None:
         self._reports.append(report)

@@ -11,8 +11,9 @@ from typing import Protocol
 class Draft(Protocol):
     """One page on its way in. Either published or discarded, once."""
 
-    def fill(self, load: Callable[[], memoryview]) -> bool:
-        """Write the page that `load` gives, unless it need not be written. False: it failed."""
+    def fill(self, load: Callable[[], memoryview | None]) -> bool:
+        """Write the page that `load` gives, unless it need not be written. False: it failed, or
+        `load` has none to give any more."""
 
     def publish(self) -> bool:
         """Make the page visible under its key, whole, at once. False: it failed and is gone."""

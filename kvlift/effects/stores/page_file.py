@@ -18,6 +18,7 @@ import os
 import stat
 import struct
 import threading
+import time
 from contextlib import suppress
 from enum import Enum
 from typing import Final
@@ -30,6 +31,8 @@ MAGIC: Final = b"KVLIFTPG"
 FORMAT_VERSION: Final = 1
 HEADER_BYTES: Final = 4096
 CHUNK_BYTES: Final = 1 << 20
+CLOCK_AHEAD_NS: Final = 60 * 10**9
+"""By so much the clocks of machines that share a folder may differ."""
 
 _FIELDS: Final = struct.Struct("<8sIQ32s32sI")
 _SEAL: Final = struct.Struct("<I")
@@ -162,12 +165,18 @@ def write_page(descriptor: int, namespace: bytes, key: bytes, data: memoryview) 
 
 
 def touch(target: int | str, facts: os.stat_result, stamp_ns: int) -> None:
-    """Set the access time that eviction goes by. Never back, and the time of writing stays.
+    """Set the access time that eviction goes by. Never back, unless a clock that was set back wrote
+    it, and the time of writing stays.
 
     Where it can't be set (a read-only disk, somebody else's file) the page is as good without."""
-    if stamp_ns > facts.st_atime_ns:
+    if stamp_ns > facts.st_atime_ns or is_ahead(facts.st_atime_ns):
         with suppress(OSError):
             os.utime(target, ns=(stamp_ns, facts.st_mtime_ns))
+
+
+def is_ahead(time_ns: int) -> bool:
+    """Whether a file's time is of a clock that has been set back since."""
+    return time_ns > time.time_ns() + CLOCK_AHEAD_NS
 
 
 def inspect_page(path: str, key: bytes, size_bytes: int) -> PageFacts:

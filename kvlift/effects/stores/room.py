@@ -18,6 +18,7 @@ from typing import Final
 from attrs import frozen
 
 from kvlift.effects.stores.folder import FileFacts, Folder, is_orphan, now_ns
+from kvlift.effects.stores.page_file import is_ahead
 from kvlift.effects.stores.usage import Counter, Usage
 
 LOCK_TIMEOUT_S: Final = 30.0
@@ -51,24 +52,33 @@ class Room:
 
     def open_temporary(self, size_bytes: int, stamp_ns: int, flags: int) -> OpenFile | None:
         """A new file of `size_bytes`; None where there is no room for it. Raises OSError."""
-        with self._usage.locked(LOCK_TIMEOUT_S) as counter:
-            if not self._make_room(counter, size_bytes, stamp_ns):
-                return None
-            path = self._folder.new_temporary()
-            counter.add(size_bytes)
-            try:
-                descriptor = self._create(path, flags)
-            except BaseException:
-                counter.add(-size_bytes)
-                raise
-            try:
-                _allocate(descriptor, size_bytes)
-            except BaseException:
-                os.close(descriptor)
-                os.unlink(path)
-                counter.add(-size_bytes)
-                raise
-            return OpenFile(path, descriptor, size_bytes)
+        made: OpenFile | None = None
+        try:
+            with self._usage.locked(LOCK_TIMEOUT_S) as counter:
+                if self._make_room(counter, size_bytes, stamp_ns):
+                    made = self._made(counter, size_bytes, flags)
+            return made
+        except BaseException:
+            if made is not None:  # The account could not be given back: nobody would own the file.
+                _drop(made)
+            raise
+
+    def _made(self, counter: Counter, size_bytes: int, flags: int) -> OpenFile:
+        path = self._folder.new_temporary()
+        counter.add(size_bytes)
+        counter.save()
+        try:
+            file = OpenFile(path, self._create(path, flags), size_bytes)
+        except BaseException:
+            counter.add(-size_bytes)
+            raise
+        try:
+            _allocate(file.descriptor, size_bytes)
+        except BaseException:
+            _drop(file)
+            counter.add(-size_bytes)
+            raise
+        return file
 
     def publish(self, temporary: str, path: str) -> None:
         """Rename, atomically, over what may be there. Raises OSError; then nothing has changed."""
@@ -122,7 +132,7 @@ class Room:
                 n_scans += 1
                 used_bytes = self._rescan(counter)
                 continue
-            if self._victims[0].accessed_ns >= stamp_ns:
+            if _used_ns(self._victims[0]) >= stamp_ns:
                 if n_scans:
                     return False
                 self._victims.clear()
@@ -142,7 +152,7 @@ class Room:
             if file.key is not None:
                 pages.append(file)
         n_victims = max(N_VICTIMS_MIN, len(pages) // 8)
-        self._victims = deque(heapq.nsmallest(n_victims, pages, key=lambda page: page.accessed_ns))
+        self._victims = deque(heapq.nsmallest(n_victims, pages, key=_used_ns))
         counter.used_bytes = used_bytes
         return used_bytes
 
@@ -153,6 +163,13 @@ class Room:
         except FileNotFoundError:
             os.mkdir(self._folder.temporary, 0o700)
             return os.open(path, flags, 0o600)
+
+
+def _drop(file: OpenFile) -> None:
+    try:
+        os.close(file.descriptor)
+    finally:
+        os.unlink(file.path)
 
 
 def _allocate(descriptor: int, size_bytes: int) -> None:
@@ -174,6 +191,11 @@ def _remove(path: str, counter: Counter) -> None:
     except FileNotFoundError:
         return
     counter.add(-size_bytes)
+
+
+def _used_ns(file: FileFacts) -> int:
+    """When it was used last; 0 where a clock that was set back since says so: nobody knows."""
+    return 0 if is_ahead(file.accessed_ns) else file.accessed_ns
 
 
 def _size_bytes(path: str) -> int:

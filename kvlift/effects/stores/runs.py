@@ -33,6 +33,7 @@ class RunPages:
         self._run = run
         self._run_ns = run_ns
         self.namespace = run.prompt.namespace
+        self.size_bytes = len(run.prompt.tokens)
         self.n_pages = len(run.positions)
         if run.positions and max(run.positions) >= run.prompt.n_pages_full:
             raise ValueError(
@@ -70,6 +71,7 @@ class LookupRun:
         self._medium = medium
         self._ticket = ticket
         self._pages = pages
+        self.size_bytes = pages.size_bytes
         self._is_taken = False
 
     @property
@@ -220,9 +222,15 @@ class WriteRun:
             self._is_stopped = True
             self._settle()
 
+    @property
+    def is_at_work(self) -> bool:
+        """Whether a thread may still store a page of it; also after it was let go and has ended."""
+        return self._n_running > 0
+
     def let_go(self) -> None:
-        """End as soon as no source page is being read. Where pages are written from a bounce
-        buffer, a write that hangs holds none of them; what it still stores is not counted."""
+        """End as soon as no source page is being read, and read none from then on. Where pages are
+        written from a bounce buffer, a write that hangs holds none of them; what it still stores
+        is not counted."""
         with self._workers.changed:
             self._is_stopped = True
             self._is_let_go = self._bounces
@@ -263,8 +271,10 @@ class WriteRun:
                 draft.discard()
         return is_written
 
-    def _loaded(self, index: int) -> memoryview:
+    def _loaded(self, index: int) -> memoryview | None:
         with self._workers.changed:
+            if self._is_let_go:
+                return None  # The source page may be another request's by now.
             self._n_loading += 1
         try:
             return self._load(index)

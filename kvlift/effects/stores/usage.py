@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from attrs import define
+from attrs import define, field
 
 _RECORD: Final = struct.Struct("<8sQ")
 _SEAL: Final = struct.Struct("<I")
@@ -29,10 +29,23 @@ class Counter:
     """`used_bytes` of all page and temporary files; None: nobody knows, count them."""
 
     used_bytes: int | None
+    _descriptor: int | None = None
+    _saved_bytes: int | None = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._saved_bytes = self.used_bytes
 
     def add(self, size_bytes: int) -> None:
         if self.used_bytes is not None:
             self.used_bytes = max(0, self.used_bytes + size_bytes)
+
+    def save(self) -> None:
+        """Now, and not only when the lock is given back. Raises OSError."""
+        if self._descriptor is None or self.used_bytes is None:
+            return
+        if self.used_bytes != self._saved_bytes:
+            _save(self._descriptor, self.used_bytes)
+            self._saved_bytes = self.used_bytes
 
 
 class Usage:
@@ -52,13 +65,11 @@ class Usage:
         try:
             descriptor = self._lock(deadline)
             try:
-                counter = _load(descriptor)
-                before = counter.used_bytes
+                counter = Counter(_load(descriptor), descriptor)
                 try:
                     yield counter
                 finally:
-                    if counter.used_bytes is not None and counter.used_bytes != before:
-                        _save(descriptor, counter.used_bytes)
+                    counter.save()
             finally:
                 os.close(descriptor)
         finally:
@@ -94,13 +105,13 @@ def _wait_for(descriptor: int, deadline: float) -> None:
             pause_s = min(2 * pause_s, _PAUSE_MAX_S)
 
 
-def _load(descriptor: int) -> Counter:
+def _load(descriptor: int) -> int | None:
     data = os.pread(descriptor, _RECORD.size + _SEAL.size, 0)
     record, seal = data[: _RECORD.size], data[_RECORD.size :]
     if len(record) != _RECORD.size or seal != _SEAL.pack(zlib.crc32(record)):
-        return Counter(None)
+        return None
     magic, used_bytes = _RECORD.unpack(record)
-    return Counter(used_bytes if magic == _MAGIC else None)
+    return int(used_bytes) if magic == _MAGIC else None
 
 
 def _save(descriptor: int, used_bytes: int) -> None:

@@ -6,9 +6,12 @@ import time
 from collections import deque
 from collections.abc import Callable
 from enum import IntEnum
-from typing import Protocol
+from typing import Final, Protocol
 
 Piece = Callable[[], None]
+
+N_JOBS_KEPT: Final = 64
+"""So many jobs of an urgency may be there before anybody looks which of them are spent."""
 
 
 class Urgency(IntEnum):
@@ -55,6 +58,14 @@ class Once:
             self._is_done = True
 
 
+class Care(Once):
+    """A job that nobody waits for: it is over for the others as soon as somebody is at it."""
+
+    @property
+    def is_spent(self) -> bool:
+        return self._piece is None
+
+
 class Workers:
     """`n_threads` daemon threads. `changed` is the one lock of the store's books; notify it when a
     job may have new pieces. `after_piece` is called without it, from the worker."""
@@ -63,6 +74,7 @@ class Workers:
         self._after_piece = after_piece
         self.changed = threading.Condition()
         self._jobs: dict[Urgency, deque[Job]] = {urgency: deque() for urgency in Urgency}
+        self._n_jobs_kept = dict.fromkeys(Urgency, N_JOBS_KEPT)
         self._n_busy = 0
         self._has_ended = False
         self._bug: BaseException | None = None
@@ -75,8 +87,17 @@ class Workers:
 
     def add(self, urgency: Urgency, job: Job) -> None:
         with self.changed:
-            self._jobs[urgency].append(job)
+            jobs = self._jobs[urgency]
+            jobs.append(job)
+            if len(jobs) > self._n_jobs_kept[urgency]:
+                # Workers drop them as they pass, but storage that hangs stops all workers.
+                jobs = self._jobs[urgency] = deque(job for job in jobs if not job.is_spent)
+                self._n_jobs_kept[urgency] = max(N_JOBS_KEPT, 2 * len(jobs))
             self.changed.notify_all()
+
+    def n_waiting(self, urgency: Urgency) -> int:
+        """About how many jobs there are."""
+        return len(self._jobs[urgency])
 
     @property
     def has_bug(self) -> bool:
