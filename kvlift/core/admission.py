@@ -207,11 +207,9 @@ def _n_pages_to_fetch(
 
 
 def _is_slower_than_peer(draft: Draft) -> bool:
-    """The measured read takes longer than the transfer of the same pages would."""
-    rates = draft.rates
-    if draft.policy.cost_model is Switch.OFF or not rates.prefetch_us or not rates.transfer_us:
+    if draft.policy.cost_model is Switch.OFF:
         return False
-    return rates.prefetch_us * 100 > rates.transfer_us * draft.policy.cost_threshold_percent
+    return draft.rates.is_read_dearer(draft.policy.cost_threshold_percent)
 
 
 # The lease.

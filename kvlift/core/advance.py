@@ -176,8 +176,11 @@ def _digest(
         for secret in ("output", "prompt"):
             value = getattr(call, secret, None)
             if value is not None:
+                # Not the namespace: it names the shard of this rank, so it differs between ranks.
                 hasher.update(value if isinstance(value, bytes) else value.tokens)
-    hasher.update(repr((decision.effects, decision.notices, decision.closed)).encode())
+    # Who moved: a growth between two ticks names its request nowhere else.
+    decided = (decision.effects, decision.notices, decision.closed, decision.movers)
+    hasher.update(repr(decided).encode())
     return hasher.digest()
 
 

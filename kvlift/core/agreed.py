@@ -103,6 +103,12 @@ class Rates:
     prefetch_us: int = 0
     transfer_us: int = 0
 
+    def is_read_dearer(self, threshold_percent: int) -> bool:
+        """Whether a read takes longer than so much of what the transfer of the same pages would."""
+        if not self.prefetch_us or not self.transfer_us:
+            return False
+        return self.prefetch_us * 100 > self.transfer_us * threshold_percent
+
 
 @frozen(kw_only=True)
 class Agreed:

@@ -206,22 +206,29 @@ def _flush(draft: Draft, tier: Tier) -> None:
         case Tier.STORAGE:
             forget_stored(draft)
             draft.effects.append(ForgetStorage())
+            _give_up_lookups(draft)
         case _:
             assert_never(tier)
     draft.collect_evicted()
+
+
+def _give_up_lookups(draft: Draft) -> None:
+    """What a lookup that is under way has seen is in storage no more: it has found nothing."""
+    for attempt, request in list(draft.requests.items()):
+        if isinstance(request.phase, Asking):
+            lookup = request.phase.lookup
+            happen(draft, attempt, StorageAnswered(lookup, 0))
+            draft.close_ticket(lookup)
 
 
 def _detach(draft: Draft) -> None:
     """Storage is gone for decisions from now on; reads that run are given up where they are."""
     draft.storage = Switch.OFF
     forget_stored(draft)
+    _give_up_lookups(draft)
     for attempt, request in list(draft.requests.items()):
         phase = request.phase
-        if isinstance(phase, Asking):
-            lookup = phase.lookup
-            happen(draft, attempt, StorageAnswered(lookup, 0))
-            draft.close_ticket(lookup)
-        elif isinstance(phase, Filling):
+        if isinstance(phase, Filling):
             for part in phase.parts:
                 if part.read is not None:
                     n_good = draft.tickets[part.read].progress

@@ -5,7 +5,7 @@ under a ticket that nobody watches any more is counted and dropped.
 """
 
 from collections.abc import Iterable
-from typing import assert_never
+from typing import Final, assert_never
 
 from attrs import evolve
 
@@ -28,6 +28,10 @@ from kvlift.core.landed import (
     TokenArrived,
 )
 from kvlift.core.local import Limits, Local, Watch, ended_with, given_up, is_overdue
+
+FADE_PARTS: Final = 64
+"""A measure of reads that are left out loses so many-th a transfer: small, so that storage that is
+slow all along is tried seldom."""
 
 
 def hear(
@@ -122,7 +126,17 @@ def _pages_arrived(desk: Desk, ticket: Ticket, watch: Watch, n_pages: int) -> No
     desk.peer_moves(ticket)
     if not is_waiting:
         spent_us = (desk.now_ns - watch.begun_ns) // 1000 // n_pages
-        desk.rates = evolve(desk.rates, transfer_us=_smooth(desk.rates.transfer_us, spent_us))
+        _measure_transfer(desk, spent_us)
+
+
+def _measure_transfer(desk: Desk, spent_us: int) -> None:
+    """Reads that are left out for what the last ones took are measured by nobody: their measure
+    fades with every transfer, until one is tried again."""
+    rates = evolve(desk.rates, transfer_us=_smooth(desk.rates.transfer_us, spent_us))
+    if rates.is_read_dearer(desk.limits.cost_threshold_percent):
+        part_us = -(-rates.prefetch_us // FADE_PARTS)
+        rates = evolve(rates, prefetch_us=max(1, rates.prefetch_us - part_us))
+    desk.rates = rates
 
 
 def _measure_prefetch(desk: Desk, watch: Watch, n_pages: int) -> None:

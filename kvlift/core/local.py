@@ -28,7 +28,9 @@ Parkable: TypeAlias = StartPrefetch | StartRestore | StartMirror | StartPersist
 
 @frozen(kw_only=True)
 class Limits:
-    """Deadlines in milliseconds without progress, and how much may be in flight on this rank."""
+    """Deadlines in milliseconds without progress, and how much may be in flight on this rank.
+
+    `cost_threshold_percent`: the policy's, by which reads are left out."""
 
     prefetch: PrefetchPolicy = PrefetchPolicy.WAIT_COMPLETE
     prefetch_deadline_ms: int = 1000
@@ -39,6 +41,7 @@ class Limits:
     restores_in_flight_max: int = 16
     mirrors_in_flight_max: int = 16
     persists_in_flight_max: int = 16
+    cost_threshold_percent: int = 100
 
     def read_deadline_ms(self) -> int:
         if self.prefetch is PrefetchPolicy.DEADLINE:

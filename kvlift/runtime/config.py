@@ -156,6 +156,7 @@ class Config:
             restores_in_flight_max=self.restores_in_flight_max,
             mirrors_in_flight_max=self.mirrors_in_flight_max,
             persists_in_flight_max=self.persists_in_flight_max,
+            cost_threshold_percent=self.cost_threshold_percent,
         )
 
 

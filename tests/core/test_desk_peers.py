@@ -177,13 +177,28 @@ def test_reads_and_transfers_are_measured_a_page() -> None:
     rank.hear(PrefetchEnded(READ, 2), at_ms=16)
     assert rank.local.rates == Rates(prefetch_us=3000, transfer_us=0)
     rank.hear(PagesArrived(HOLD, 4), at_ms=18)
-    assert rank.local.rates == Rates(prefetch_us=3000, transfer_us=2000)
+    assert rank.local.rates == Rates(prefetch_us=2953, transfer_us=2000)
     rank.order(_read(21, 22))
     rank.hear(PrefetchEnded(Ticket(21), 0), at_ms=30)
-    assert rank.local.rates == Rates(prefetch_us=3000, transfer_us=2000), "nothing to measure"
+    assert rank.local.rates == Rates(prefetch_us=2953, transfer_us=2000), "nothing to measure"
     rank.order(_read(31, 32))
     rank.hear(PrefetchEnded(Ticket(31), 1), at_ms=41)
-    assert rank.local.rates == Rates(prefetch_us=4000, transfer_us=2000)
+    assert rank.local.rates == Rates(prefetch_us=3958, transfer_us=2000)
+
+
+@pytest.mark.parametrize(
+    ("before_us", "percent", "after_us"),
+    [(6400, 100, 6300), (6400, 400, 6400), (2001, 100, 1969), (60, 1, 59), (1, 1, 1)],
+)
+def test_a_read_that_is_left_out_for_its_price_gets_cheaper_with_every_transfer(
+    before_us: int, percent: int, after_us: int
+) -> None:
+    rank = Rank(evolve(ROOMY, transfer_deadline_ms=9000, cost_threshold_percent=percent))
+    rank.local = evolve(rank.local, rates=Rates(prefetch_us=before_us, transfer_us=2000))
+    rank.now_ns = 10 * MS
+    rank.order(hold(), want(1))
+    rank.hear(PagesArrived(HOLD, 1), at_ms=12)
+    assert rank.local.rates == Rates(prefetch_us=after_us, transfer_us=2000)
 
 
 def test_a_lookup_that_finds_less_says_so() -> None:

@@ -150,6 +150,9 @@ def test_each_thing_that_a_tick_hears_or_decides_is_in_its_digest() -> None:
         "effect": _digest(BEFORE, None, (), evolve(NOTHING, effects=(effect,))),
         "notice": _digest(BEFORE, None, (), evolve(NOTHING, notices=(notice,))),
         "arrow": _digest(BEFORE, None, (), evolve(NOTHING, arrows=((Ready, Ready, Ready),))),
+        "mover": _digest(
+            BEFORE, None, (), evolve(NOTHING, arrows=((Ready, Ready, Ready),), movers=(1,))
+        ),
         "closed": _digest(
             BEFORE, None, (), evolve(NOTHING, effects=(effect,), closed=(Ticket(1),))
         ),
@@ -158,6 +161,12 @@ def test_each_thing_that_a_tick_hears_or_decides_is_in_its_digest() -> None:
     }
     assert len({BEFORE, *some.values()}) == 1 + len(some)
     assert {len(digest) for digest in some.values()} == {16}
+
+
+def test_ranks_that_keep_other_shards_of_a_prompt_have_one_digest() -> None:
+    shards = [evolve(prompt_of(1), namespace=bytes([rank] * 32)) for rank in range(2)]
+    first, second = (_digest(BEFORE, None, (submit("A", one),), NOTHING) for one in shards)
+    assert first == second
 
 
 def test_every_number_of_a_verdict_is_in_its_bytes() -> None:
