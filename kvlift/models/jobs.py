@@ -53,7 +53,7 @@ class Jobs:
         """All jobs, in order. Raises WorkerFailed for the first that fails and ends the others.
 
         At an interrupt the workers end where they are, and `on_result` is given what they have
-        until then; jobs that have not begun are left out. A second interrupt ends everything."""
+        until then; jobs that have not begun are left out."""
         with ThreadPoolExecutor(max_workers=self.n_processes) as threads:
             try:
                 waiting = [(job, threads.submit(self._run_one, job)) for job in jobs]

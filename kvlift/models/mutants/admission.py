@@ -197,4 +197,82 @@ ADMISSION: Final[tuple[Mutant, ...]] = (
         why="With write-back, a request evicts pages that are nowhere below yet.",
         expects="with-write-back-pages-go-down-when-room-is-needed.story",
     ),
+    Mutant(
+        name="growth does not wait for what is set aside",
+        file="growth.py",
+        old=" + n_moving + n_aside",
+        new=" + n_moving",
+        why="A running request is refused for ever: nobody asks whether the pages are back.",
+        expects="aside",
+    ),
+    Mutant(
+        name="nobody votes while a growth waits",
+        file="agreed.py",
+        old="if agreed.tickets or agreed.growths or agreed.descents",
+        new="if agreed.tickets or agreed.descents",
+        why="The room that ranks have again is not told; a growth waits in vain, and is refused.",
+        expects="aside",
+    ),
+    Mutant(
+        name="requests go before a growth that waits",
+        file="advance.py",
+        old="    settle_growths(draft)\n    keep_low_water(draft)\n    if verdict is not None:\n"
+        "        admit(draft)\n        settle(draft)\n        settle_descents(draft)\n",
+        new="    keep_low_water(draft)\n    if verdict is not None:\n        admit(draft)\n"
+        "        settle(draft)\n        settle_descents(draft)\n    settle_growths(draft)\n",
+        why="Who comes takes the page for which a request in the batch has waited.",
+        expects="aside",
+    ),
+    Mutant(
+        name="room once lost is lost",
+        file="verdicts.py",
+        old="device_room=verdict.device_room, host_room",
+        new="device_room=min(verdict.device_room, draft.ledger.device_room), host_room",
+        why="Pages that a rank set aside for a while are never used again.",
+        expects="aside",
+    ),
+    Mutant(
+        name="more set aside than is left is nothing set aside",
+        file="draft.py",
+        old="        return self.ledger.device_room - self.ledger.device_live\n",
+        new="        return max(0, self.ledger.device_room - self.ledger.device_live)\n",
+        why="A count that is clamped at 0: too little leaves, pages of others are taken.",
+        expects="aside",
+    ),
+    Mutant(
+        name="more of the host set aside than is left is nothing set aside",
+        file="draft.py",
+        old="        return self.ledger.host_room - self.ledger.host_live\n",
+        new="        return max(0, self.ledger.host_room - self.ledger.host_live)\n",
+        why="The same on the host.",
+        expects="aside",
+    ),
+    Mutant(
+        name="all in line count as overtaken",
+        file="admission.py",
+        old="    for request in takewhile(lambda ahead: ahead.attempt != winner.attempt, line):\n",
+        new="    for request in line:\n",
+        why="Who stands behind the winner is counted too, and soon holds the line for nothing.",
+        expects="behind",
+    ),
+    Mutant(
+        name="reserved before pinned",
+        file="admission.py",
+        old="    draft.index.pin(Tier.DEVICE, prompt, 0, n_shared)\n"
+        "    draft.index.pin(Tier.HOST, prompt, bounds.shared, bounds.host)\n"
+        "    own = draft.take_device(offer.n_device)\n",
+        new="    own = draft.take_device(offer.n_device)\n"
+        "    draft.index.pin(Tier.DEVICE, prompt, 0, n_shared)\n"
+        "    draft.index.pin(Tier.HOST, prompt, bounds.shared, bounds.host)\n",
+        why="The pages that were found are evicted to make room for those that were not.",
+        expects="aged",
+    ),
+    Mutant(
+        name="a page less than storage has",
+        file="admission.py",
+        old="    n_pages = min(phase.stored_stop - host, room)\n",
+        new="    n_pages = min(phase.stored_stop - host, room) - 1\n",
+        why="Off by one in what is asked of a cache: nothing is wrong, and nobody notices.",
+        expects="calm",
+    ),
 )

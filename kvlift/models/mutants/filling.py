@@ -206,4 +206,28 @@ FILLING: Final[tuple[Mutant, ...]] = (
         why="The lock on the host's copy outlives an aborted restore.",
         expects="restore",
     ),
+    Mutant(
+        name="a follower takes more than it follows for",
+        file="settle.py",
+        old="stop = min(hit.device, follow.stop)",
+        new="stop = hit.device",
+        why="Pages behind the shared ones are on their way already, into places that are freed.",
+        expects="beyond",
+    ),
+    Mutant(
+        name="a flight ends with the peer of its leader",
+        file="verdicts.py",
+        old="        hand_over(draft, attempt)\n",
+        new="        pass\n",
+        why="A dead prefill node takes along restores that have nothing to do with it.",
+        expects="a-flight-outlives-the-peer-of-its-leader.story",
+    ),
+    Mutant(
+        name="a follower gives its read up while it waits",
+        file="settle.py",
+        old="        and phase.follow is None\n        and phase.token is None\n",
+        new="        and phase.token is None\n",
+        why="Best effort gives up what would have been here before the rest is.",
+        expects="best-effort-waits-for-what-another-request-brings.story",
+    ),
 )

@@ -149,4 +149,12 @@ PAGES: Final[tuple[Mutant, ...]] = (
         why="What was reserved in case the leader fails is not given back when it succeeds.",
         expects="share",
     ),
+    Mutant(
+        name="a split counts its children twice",
+        file="index_edit.py",
+        old="            n_children=1,\n",
+        new="            n_children=segment.n_children + 1,\n",
+        why="A part that has nothing and no children is never forgotten: the tree grows.",
+        expects="calm",
+    ),
 )

@@ -239,4 +239,20 @@ PEERS: Final[tuple[Mutant, ...]] = (
         why="One more than allowed: off by one in a credit check.",
         expects="hurry",
     ),
+    Mutant(
+        name="a silent peer is closed again and again",
+        file="verdicts.py",
+        old="    if seen.ceiling >= known.ceiling:\n        return\n",
+        new="    if seen.ceiling == 0:\n        return\n",
+        why="Old news is news whenever anything else has changed.",
+        expects="peer",
+    ),
+    Mutant(
+        name="the clock of a quarantine stops",
+        file="hear.py",
+        old="timeout_ms = watch.timeout_ms if is_waiting or ticket in desk.dismissed else None",
+        new="timeout_ms = watch.timeout_ms if is_waiting else None",
+        why="The last page comes late, and nobody waits for the end of the conversation any more.",
+        expects="peer",
+    ),
 )

@@ -150,4 +150,20 @@ WAY_DOWN: Final[tuple[Mutant, ...]] = (
         why="A host full of old pages takes no new ones: write-back stops.",
         expects="old-pages-on-the-host-make-room-for-dirty-ones.story",
     ),
+    Mutant(
+        name="a page is tried again and again that has no room",
+        file="dirty.py",
+        old="            n_room -= at.n_pages\n",
+        new="            n_room -= 0\n",
+        why="The pages in front of it count as room for it: it never goes, and no other is tried.",
+        expects="halfway",
+    ),
+    Mutant(
+        name="a page that cannot go down stops the others",
+        file="dirty.py",
+        old="        if n_going > 0:\n",
+        new="        if n_going <= 0:\n            return\n        if n_going > 0:\n",
+        why="Head-of-line blocking on the way down.",
+        expects="halfway",
+    ),
 )

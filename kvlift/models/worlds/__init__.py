@@ -5,7 +5,8 @@ from types import MappingProxyType
 from typing import Any, Final, Protocol
 
 from kvlift.models.claim import World
-from kvlift.models.worlds.adopted import adopted, lent
+from kvlift.models.worlds.adopted import adopted, beyond, lent
+from kvlift.models.worlds.aside import aside
 from kvlift.models.worlds.budget import budget
 from kvlift.models.worlds.claims import CALM_SHARE
 from kvlift.models.worlds.decode import decode
@@ -14,8 +15,8 @@ from kvlift.models.worlds.heirs import heirs, unfound
 from kvlift.models.worlds.hole import hole
 from kvlift.models.worlds.hosted import hosted
 from kvlift.models.worlds.late import late, pair
-from kvlift.models.worlds.line import queue, urgent
-from kvlift.models.worlds.mirror import back, down, grows, mirror
+from kvlift.models.worlds.line import behind, queue, urgent
+from kvlift.models.worlds.mirror import back, down, grows, halfway, mirror
 from kvlift.models.worlds.order import aged, dear, rare
 from kvlift.models.worlds.peer import peer, shortfall, widen
 from kvlift.models.worlds.pieces import pieces
@@ -27,7 +28,7 @@ from kvlift.models.worlds.retract import retract
 from kvlift.models.worlds.share import orphan, share
 from kvlift.models.worlds.split import split
 from kvlift.models.worlds.spoilt import spoilt
-from kvlift.models.worlds.stow import stow
+from kvlift.models.worlds.stow import stow, wiped
 from kvlift.models.worlds.stuck import stuck
 from kvlift.models.worlds.tenants import tenants
 from kvlift.models.worlds.turns import turns
@@ -60,18 +61,21 @@ WORLDS: Final[Mapping[str, WorldFactory]] = MappingProxyType(
         "hurry": hurry,
         "calm": calm,
         "stow": stow,
+        "wiped": wiped,
         "hole": hole,
         "late": late,
         "pair": pair,
         "pieces": pieces,
         "down": down,
         "grows": grows,
+        "halfway": halfway,
         "three": three,
         "heirs": heirs,
         "unfound": unfound,
         "stuck": stuck,
         "adopted": adopted,
         "lent": lent,
+        "beyond": beyond,
         "hosted": hosted,
         "split": split,
         "turns": turns,
@@ -79,12 +83,14 @@ WORLDS: Final[Mapping[str, WorldFactory]] = MappingProxyType(
         "decode": decode,
         "hasty": hasty,
         "queue": queue,
+        "behind": behind,
         "urgent": urgent,
         "rare": rare,
         "aged": aged,
         "dear": dear,
         "price": price,
         "reserve": reserve,
+        "aside": aside,
         "poke": poke,
         "spoilt": spoilt,
     }

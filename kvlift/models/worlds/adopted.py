@@ -10,7 +10,9 @@ from kvlift.core.advance import Decision
 from kvlift.core.agreed import Agreed
 from kvlift.core.effect import TakeDevice, TakeHost
 from kvlift.core.hear import order
+from kvlift.core.index import match
 from kvlift.core.local import Limits
+from kvlift.core.phase import Filling
 from kvlift.core.policy import Policy, Switch, WritePolicy
 from kvlift.core.tier import Tier
 from kvlift.models.claim import Broken, Claim, Move, SometimesStep
@@ -19,7 +21,7 @@ from kvlift.models.worlds.cast import NOW_NS
 from kvlift.models.worlds.ghost import LYING_INDEX, Bench, tag_of
 from kvlift.models.worlds.host import Life, prompt_of
 from kvlift.models.worlds.opening import Placed, Put
-from kvlift.models.worlds.situation import Situation
+from kvlift.models.worlds.situation import Goal, Situation
 from kvlift.models.worlds.stage import Now
 from kvlift.models.worlds.truth import is_true
 from kvlift.models.worlds.weather import Climate
@@ -28,6 +30,8 @@ HAS_BALLOT: Final = "who waits for a verdict has a ballot out"
 
 A = prompt_of(1, 1, 2, 2, 3, 3, 4)
 B = prompt_of(1, 1, 2, 2, 5, 5)
+SHORT = prompt_of(1, 1, 3)
+LONG = prompt_of(1, 1, 2, 2, 5)
 
 
 @define(eq=False)
@@ -94,7 +98,7 @@ class Adopting(Situation):
 
 
 def _name(put: Put) -> str:
-    return "A" if put.prompt == A else "B"
+    return "A" if put.prompt in (A, SHORT) else "B"
 
 
 def adopted(*, deep: bool) -> Adopting:
@@ -122,6 +126,39 @@ def adopted(*, deep: bool) -> Adopting:
         adoptions=(_at(Placed.HOST, 0, 1), _at(Placed.HOST, 1, 3), _at(Placed.DEVICE, 0, 3)),
         goals=(goals.READY,),
     )
+
+
+def beyond(*, deep: bool) -> Adopting:
+    """B follows A for one page and is sent the next one, when both are put on the device."""
+    return Adopting(
+        name="beyond",
+        lives=(
+            Life(rid="A", prompt=SHORT, story="pages=1 tokens=3", is_first=True, may_abort=deep),
+            Life(rid="B", prompt=LONG, story="from=A[0:1] pages=2 tokens=5"),
+        ),
+        policy=Policy(n_device_pages=7, n_host_pages=0, write=WritePolicy.NONE, persist=Switch.OFF),
+        limits=Limits(),
+        climate=Climate(has_failures=deep),
+        preamble="world page=2 device=7 host=0\nconfig write=none persist=off",
+        n_faults=2 if deep else 1,
+        storage=Switch.OFF,
+        adoptions=(
+            Put(prompt=LONG, start=0, stop=2, place=Placed.DEVICE),
+            Put(prompt=B, start=0, stop=3, place=Placed.DEVICE),
+        ),
+        goals=(goals.READY, goals.FOLLOWS, goals.SHARED, FOUND_MORE),
+    )
+
+
+FOUND_MORE: Final = Goal(
+    name="a follower's next page is on the device before its own has come",
+    is_reached=lambda a: any(
+        isinstance(r.phase, Filling)
+        and r.phase.n_arrived < len(r.phase.wanted)
+        and match(a.index, r.prompt).device > r.phase.lease.n_shared
+        for r in a.requests.values()
+    ),
+)
 
 
 def _at(place: Placed, start: int, stop: int) -> Put:

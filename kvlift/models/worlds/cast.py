@@ -134,7 +134,8 @@ class Cast:
         after = _Started(operations, talks, pages, parts.stored, "")
         if starts:
             after = self._start(*after[:4], starts)
-        return self.ranks.number(Parts(local, *after[:4], (), 0, parts.wrong or after.wrong))
+        wrong = parts.wrong or after.wrong
+        return self.ranks.number(Parts(local, *after[:4], (), 0, wrong, parts.aside))
 
     def _deliver_of(
         self, operations: int, talks: int, pages: int, stored: int, echoes: int, local: int
@@ -240,7 +241,8 @@ class Cast:
             or ("" if self._is_same[turn_number] else DIFFERENT)
             or self._truth(turn.claims, after.pages)
         )
-        kept = Parts(local, after.operations, talks, after.pages, after.stored, *parts[5:7], wrong)
+        mine = (*parts[5:7], wrong, parts.aside)
+        kept = Parts(local, after.operations, talks, after.pages, after.stored, *mine)
         return self.ranks.number(self._renamed(kept, turn))
 
     def _order_of(self, number: int, orders: int) -> tuple[int, int]:
@@ -307,7 +309,7 @@ class Cast:
         pages = self._new_pages(parts.pages, turn.page_names)
         if min(local, operations, talks, pages) < 0 or parts.expired or parts.echoes:
             return self.ranks.parts_of(self.renamed(self.ranks.rank(parts), turn.naming))
-        return Parts(local, operations, talks, pages, parts.stored, (), 0, parts.wrong)
+        return Parts(local, operations, talks, pages, parts.stored, (), 0, *parts[7:])
 
     def _new_local_of(self, number: int, names: int) -> int:
         shared = self._names[names]

@@ -5,7 +5,16 @@ from typing import TYPE_CHECKING, Final
 
 from kvlift.core.invariants import INVARIANTS, LOCAL_INVARIANTS, name_of
 from kvlift.core.phase import Asking, Filling, Resuming, Waiting
-from kvlift.models.claim import AlwaysOf, Claim, Live, Share, Sometimes, SometimesOf
+from kvlift.core.submission import Abort
+from kvlift.models.claim import (
+    AlwaysOf,
+    AlwaysStep,
+    Claim,
+    Live,
+    Share,
+    Sometimes,
+    SometimesOf,
+)
 from kvlift.models.memo import memo
 from kvlift.models.worlds.ghost import GHOST_CLAIMS
 from kvlift.models.worlds.host import At
@@ -34,6 +43,14 @@ def claims_of(world: "Situation") -> Iterator[Claim[Now]]:
         lambda now: ((now.agreed, now.ballot >= 0),),
         lambda part: part[1] or _waits_for_nothing(world, part[0]),
     )
+    if any(life.may_abort for life in world.lives):
+        is_heard = memo(lambda calls, script: _is_heard(world, calls, script))
+        yield AlwaysStep(
+            "who is aborted has the answer with the next tick",
+            lambda before, move, after: (
+                not before.calls or move.label != "tick" or is_heard(before.calls, after.script)
+            ),
+        )
     for goal in world.goals:
         yield from _goals(world, goal)
     has_ended = memo(lambda script: _is_over(world, script))
@@ -99,6 +116,14 @@ def _waits_for_nothing(world: "Situation", agreed: int) -> bool:
     waits = (Asking, Waiting, Filling, Resuming)
     is_waiting = any(isinstance(request.phase, waits) for request in state.requests.values())
     return not (is_waiting or state.tickets)
+
+
+def _is_heard(world: "Situation", calls: tuple[int, ...], script: int) -> bool:
+    """Whether all that were aborted by these calls have ended for the host."""
+    said = [world.stage.calls[call] for call in calls]
+    aborted = {call.rid for call in said if isinstance(call, Abort)}
+    stands = zip(world.lives, world.stage.scripts.value(script), strict=True)
+    return all(stand.at.has_ended for life, stand in stands if life.rid in aborted)
 
 
 def _is_over(world: "Situation", script: int) -> bool:

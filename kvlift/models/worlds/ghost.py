@@ -6,7 +6,7 @@ really holds. It shares no code with the core. A breach is written into `Rank.wr
 
 from collections.abc import Iterable, Iterator
 from enum import Enum
-from typing import Final
+from typing import Final, TypeAlias
 
 from attrs import define, evolve, field, frozen
 
@@ -38,6 +38,9 @@ from kvlift.core.prompt import Prompt
 
 Tag = bytes
 """What a page must hold: its namespace and all tokens up to its end."""
+
+Aside: TypeAlias = tuple[int, int]
+"""Pages of the device, and of the host, that are somebody else's."""
 
 TOUCHED: Final = "no page is freed or reused while something may touch it"
 TWICE: Final = "no page is taken twice or freed twice"
@@ -136,7 +139,8 @@ class HostPage:
 @frozen(kw_only=True)
 class Rank:
     """`expired`: tickets whose deadline has passed, not heard of yet. `echoes`: reports that will
-    be delivered a second time. `stored`: what this rank's storage really has."""
+    be delivered a second time. `stored`: what this rank's storage really has. `aside`: pages of the
+    device and of the host that somebody else has here."""
 
     local: Local
     operations: tuple[Operation, ...] = ()
@@ -147,6 +151,7 @@ class Rank:
     expired: tuple[Ticket, ...] = ()
     echoes: tuple[Landed, ...] = ()
     wrong: str = ""
+    aside: Aside = (0, 0)
 
 
 def with_operation(rank: Rank, before: Operation, after: Operation | None) -> Rank:
@@ -260,17 +265,6 @@ class Bench:
                 self._tell_store(effect)
             case ForgetStorage():
                 self.stored.clear()
-
-    def forget_what_is_over(self) -> None:
-        """At the end of a tick; what it took it may have freed before or after, the end counts."""
-        watched = self.rank.local.watches
-        self.talks = [
-            talk
-            for talk in self.talks
-            if talk.ticket in watched or talk.n_landed < len(talk.places)
-        ]
-        if len(self.device) > self.n_device_pages or len(self.host) > self.n_host_pages:
-            self.blame(TOO_MANY)
 
     def _free_device(self, pages: tuple[DeviceHandle, ...]) -> None:
         busy = {*self._device_writers(), *self._device_readers()}
@@ -396,4 +390,6 @@ class Bench:
             case SendAborted():
                 return None if talk.has_let_go else evolve(talk, is_aborted=True)
             case ClosePeer():
+                if talk.is_closing:
+                    self.blame(CANCELLED)
                 return evolve(talk, is_closing=True)

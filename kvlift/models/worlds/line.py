@@ -22,6 +22,7 @@ A = prompt_of(1, 1, 2, 2)
 B = prompt_of(3, 3, 4, 4, 5, 5)
 C = prompt_of(6, 6)
 D = prompt_of(7, 7)
+E = prompt_of(8, 8, 9, 9)
 
 _INSIDE: Final = (Filling, Ready, Running)
 """Admitted, and holding pages; one whose pages are all cached is ready at once."""
@@ -146,3 +147,15 @@ def urgent(*, deep: bool) -> Line:
         Life(rid="D", prompt=D, story="pages=1", priority=2),
     )
     return _line("urgent", lives, n_pages=3, deep=deep)
+
+
+def behind(*, deep: bool) -> Line:
+    """Three wait until one has room: who stands behind the winner has not been overtaken."""
+    lives = (
+        Life(rid="A", prompt=A, story="pages=2", is_first=True),
+        Life(rid="D", prompt=D, story="pages=1", is_first=True),
+        Life(rid="B", prompt=B, story="pages=3", may_abort=deep),
+        Life(rid="C", prompt=C, story="pages=1"),
+        Life(rid="E", prompt=E, story="pages=2"),
+    )
+    return _line("behind", lives, n_pages=3, deep=deep)

@@ -19,7 +19,18 @@ C = prompt_of(1, 1, 5, 5, 6)
 D = prompt_of(8, 8, 9, 9)
 E = prompt_of(4, 4, 5)
 
+F = prompt_of(7, 7)
+
 GROWS = Goal(name="a growth waits for room", is_reached=lambda a: bool(a.growths))
+
+LEFT_BEHIND = Goal(
+    name="a page goes down before one that was used earlier",
+    is_reached=lambda a: any(
+        one.mirroring and other.is_dirty() and not other.mirroring and other.used < one.used
+        for one in a.index.segments.values()
+        for other in a.index.segments.values()
+    ),
+)
 
 
 def mirror(*, deep: bool) -> Situation:
@@ -96,6 +107,37 @@ def grows(*, deep: bool) -> Growing:
         n_faults=1,
         storage=Switch.OFF,
         goals=(goals.READY, GROWS),
+    )
+
+
+def halfway(*, deep: bool) -> Situation:
+    """The page that should go down first has no room but that of the pages in front of it."""
+    return Situation(
+        name="halfway",
+        lives=(
+            Life(rid="B", prompt=D, story="pages=2", may_abort=deep),
+            Life(rid="F", prompt=F, story="pages=1"),
+        ),
+        policy=Policy(
+            n_device_pages=2,
+            n_host_pages=1,
+            write=WritePolicy.BACK,
+            persist=Switch.OFF,
+            write_back_low_water_pages=1,
+        ),
+        limits=Limits(),
+        climate=Climate(has_pieces=False, has_prompt_peer=not deep),
+        preamble="world page=2 device=2 host=1\n"
+        "config write=back persist=off write_back_low_water_pages=1\nprompt A pages=2",
+        putting="\nput A[0:1] in host\nput A[1:2] in device\nput F in device",
+        puts=(
+            Put(prompt=A, start=0, stop=1, place=Placed.HOST),
+            Put(prompt=A, start=1, stop=2, place=Placed.DEVICE),
+            Put(prompt=F, start=0, stop=1, place=Placed.DEVICE),
+        ),
+        n_faults=1,
+        storage=Switch.OFF,
+        goals=(goals.READY, goals.WAITS, LEFT_BEHIND),
     )
 
 

@@ -25,6 +25,7 @@ C = prompt_of(4, 4, 5, 5, 6, 6)
 D = prompt_of(7, 7)
 E = prompt_of(8, 8)
 F = prompt_of(9, 9)
+G = prompt_of(7, 7, 5, 5)
 
 _WORTH: Final[dict[EvictionPolicy, Callable[[Segment], tuple[int, int]]]] = {
     EvictionPolicy.LFU: lambda segment: (segment.n_uses, segment.used),
@@ -128,6 +129,7 @@ def aged(*, deep: bool) -> Ordered:
         Life(rid="D", prompt=D, story="pages=1", n_lives=3 if deep else 2),
         Life(rid="E", prompt=E, story="pages=1"),
         Life(rid="F", prompt=F, story="pages=1"),
+        Life(rid="G", prompt=G, story="from=D[0:1] pages=2"),  # finds the oldest page of all
     )
     return _ordered("aged", EvictionPolicy.FIFO, lives, 2)
 

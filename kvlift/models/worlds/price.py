@@ -39,7 +39,7 @@ def price(*, deep: bool) -> Situation:
             cost_model=Switch.ON,
             cost_threshold_percent=50,
         ),
-        limits=Limits(),
+        limits=Limits(cost_threshold_percent=50),
         climate=Climate(has_pieces=False, has_failures=deep),
         preamble="world page=2 device=4 host=2\n"
         "config write=none persist=off cost_model=on cost_threshold_percent=50",

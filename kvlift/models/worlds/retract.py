@@ -16,7 +16,14 @@ def retract(*, deep: bool) -> Situation:
     return Situation(
         name="retract",
         lives=(
-            Life(rid="A", prompt=A, story="pages=1 tokens=3", n_retractions=1, may_abort=True),
+            Life(
+                rid="A",
+                prompt=A,
+                story="pages=1 tokens=3",
+                n_retractions=1,
+                n_growths=1,
+                may_abort=True,
+            ),
             Life(rid="B", prompt=B, story="pages=2"),
         ),
         policy=Policy(

@@ -15,7 +15,15 @@ from kvlift.core.ids import Ticket
 from kvlift.core.landed import Landed
 from kvlift.core.local import Local
 from kvlift.models.memo import Numbered
-from kvlift.models.worlds.ghost import DevicePage, HostPage, Operation, Rank, Tag, Talk
+from kvlift.models.worlds.ghost import (
+    Aside,
+    DevicePage,
+    HostPage,
+    Operation,
+    Rank,
+    Tag,
+    Talk,
+)
 
 V = TypeVar("V")
 
@@ -56,6 +64,7 @@ class Parts(NamedTuple):
     expired: tuple[Ticket, ...] = ()
     echoes: int = 0
     wrong: str = ""
+    aside: Aside = (0, 0)
 
 
 NOTHING = Local()
@@ -116,6 +125,7 @@ class Ranks:
             rank.expired,
             self.reports.number(rank.echoes),
             rank.wrong,
+            rank.aside,
         )
 
     def rank(self, parts: Parts) -> Rank:
@@ -130,6 +140,7 @@ class Ranks:
             expired=parts.expired,
             echoes=self.reports.value(parts.echoes),
             wrong=parts.wrong,
+            aside=parts.aside,
         )
 
     def ghost(

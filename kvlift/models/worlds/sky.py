@@ -8,8 +8,14 @@ from attrs import define, field
 from kvlift.core.ids import Ticket
 from kvlift.models.memo import memo
 from kvlift.models.worlds.ghost import Rank
-from kvlift.models.worlds.shelf import Parts, Ranks
-from kvlift.models.worlds.weather import Climate, Event, events, events_of_clock
+from kvlift.models.worlds.shelf import NOTHING, Parts, Ranks
+from kvlift.models.worlds.weather import (
+    Climate,
+    Event,
+    events,
+    events_of_clock,
+    events_of_neighbour,
+)
 
 
 class Happening(NamedTuple):
@@ -73,6 +79,12 @@ class Sky:
             for event in self._of_clock(parts.local, parts.expired, *silent, place):
                 after = parts._replace(expired=event.after.expired)
                 found.append(self._happening(event, after))
+        if self.climate.asides:
+            rank = Rank(local=NOTHING, aside=parts.aside)
+            found += [
+                self._happening(event, parts._replace(aside=event.after.aside))
+                for event in events_of_neighbour(rank, place, self.climate)
+            ]
         return tuple(found)
 
     def _happening(self, event: Event, after: Parts) -> Happening:

@@ -23,7 +23,7 @@ from kvlift.core.policy import Policy, Switch
 from kvlift.core.submission import Finish, Retract, Submission
 from kvlift.models.memo import Numbered, memo
 from kvlift.models.worlds.cast import Cast, Turn
-from kvlift.models.worlds.ghost import Tag, tag_of
+from kvlift.models.worlds.ghost import Aside, Tag, tag_of
 from kvlift.models.worlds.host import Stand
 from kvlift.models.worlds.opening import Put, opened
 from kvlift.models.worlds.shelf import Ranks, Shelf
@@ -67,7 +67,7 @@ class Stage:
     _pack: Callable[..., bytes] = field(init=False)
     decide: Callable[[int, int, tuple[int, ...]], int] = field(init=False)
     vote: Callable[[int, tuple[int, ...]], int] = field(init=False)
-    wire: Callable[[int, int], int] = field(init=False)
+    wire: Callable[[int, int, Aside], int] = field(init=False)
     reduce: Callable[[int, tuple[int, ...]], int] = field(init=False)
     decode: Callable[[int, int, int], int] = field(init=False)
     grow: Callable[[int, str, int], int] = field(init=False)
@@ -185,7 +185,7 @@ class Stage:
         if not is_under_way(state):
             return -1
         parts = self.ranks.parts
-        wires = sorted({self.wire(agreed, parts[rank].local) for rank in ranks})
+        wires = sorted({self.wire(agreed, parts[rank].local, parts[rank].aside) for rank in ranks})
         return self.reduce(agreed, tuple(wires))
 
     def _reduce(self, agreed: int, wires: tuple[int, ...]) -> int:
@@ -198,10 +198,13 @@ class Stage:
             least = (*map(min, used), *least[n_used:])
         return self.ballots.number((least, agreed), lambda: (least, state))
 
-    def _wire(self, agreed: int, local: int) -> int:
-        """The ballot of a rank; `local`: all that it depends on."""
+    def _wire(self, agreed: int, local: int, aside: Aside) -> int:
+        """The ballot of a rank; `local` and `aside`: all that it depends on."""
         state, here = self.agreed[agreed], self.ranks.locals[local]
-        room = Room(device=self.policy.n_device_pages, host=self.policy.n_host_pages)
+        device, host = aside
+        room = Room(
+            device=self.policy.n_device_pages - device, host=self.policy.n_host_pages - host
+        )
         wire = to_wire(
             proofs(state),
             self.policy,

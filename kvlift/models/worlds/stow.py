@@ -10,8 +10,9 @@ from kvlift.core.local import Limits
 from kvlift.core.policy import Policy, Switch, WritePolicy
 from kvlift.models.claim import Always, Claim
 from kvlift.models.worlds import goals
-from kvlift.models.worlds.ghost import Rank, Tag
+from kvlift.models.worlds.ghost import Doing, Rank, Tag
 from kvlift.models.worlds.host import Life, prompt_of
+from kvlift.models.worlds.opening import Placed, Put
 from kvlift.models.worlds.situation import Goal, Situation
 from kvlift.models.worlds.stage import Now
 from kvlift.models.worlds.weather import Climate
@@ -96,3 +97,37 @@ def stow(*, deep: bool) -> Stowing:
         others=("flush device", "detach storage", "attach storage"),
         goals=(goals.READY, SHORT_WRITE),
     )
+
+
+def wiped(*, deep: bool) -> Stowing:
+    """Storage is flushed while lookups, reads and writes of the same page are under way.
+
+    A page each: of two, a write that is under way may bring the second one after the first has
+    been forgotten."""
+    one = prompt_of(1, 1)
+    return Stowing(
+        name="wiped",
+        n_together=2,
+        lives=(
+            Life(rid="A", prompt=one, story="pages=1", is_first=True),
+            Life(rid="B", prompt=one, story="from=A[0:1] pages=1", n_lives=2 if deep else 1),
+        ),
+        policy=Policy(n_device_pages=2, n_host_pages=1, write=WritePolicy.NONE),
+        limits=Limits(),
+        climate=Climate(has_pieces=False, has_failures=deep),
+        preamble="world page=2 device=2 host=1\nconfig write=none",
+        putting="\nput A in storage",
+        puts=(Put(prompt=one, start=0, stop=1, place=Placed.STORAGE),),
+        n_ranks=2 if deep else 1,
+        n_faults=2,
+        others=("flush all", "detach storage", "attach storage"),
+        goals=(goals.READY, WRITTEN_AGAIN),
+    )
+
+
+WRITTEN_AGAIN = Goal(
+    name="a page is written that storage has forgotten",
+    is_reached_on=lambda rank: any(
+        one.doing is Doing.PERSIST and one.tags[0] not in rank.stored for one in rank.operations
+    ),
+)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from attrs import evolve, frozen
 
-from kvlift.core.ids import Ticket
+from kvlift.core.ids import NO_TICKET, Ticket
 from kvlift.core.landed import (
     Landed,
     LookupAnswered,
@@ -26,6 +26,7 @@ from kvlift.core.landed import (
     TokenArrived,
 )
 from kvlift.models.worlds.ghost import (
+    Aside,
     DevicePage,
     Doing,
     HostPage,
@@ -62,6 +63,7 @@ class Climate:
     has_stuck_writes: bool = False
     has_other_tokens: bool = False
     peer_failures: frozenset[PeerCause] = frozenset()
+    asides: tuple[Aside, ...] = ()
 
 
 @frozen(kw_only=True)
@@ -256,6 +258,27 @@ def events_of_clock(rank: Rank, number: int, climate: Climate) -> Iterator[Event
                 fair=f"clock of rank {number}" if ticket in silent else None,
                 cost=int(ticket not in silent),
             )
+
+
+def events_of_neighbour(rank: Rank, number: int, climate: Climate) -> Iterator[Event]:
+    """Pages that somebody else takes, whether or not they are in use here, and gives back."""
+    where = f"rank={number}"
+    if rank.aside != (0, 0):
+        label = "\n".join(
+            f"unwedge {tier} {where}"
+            for tier, n_pages in zip(("device", "host"), rank.aside, strict=True)
+            if n_pages
+        )
+        back = evolve(rank, aside=(0, 0))
+        yield Event(label=label, ticket=NO_TICKET, after=back, fair=f"neighbour of rank {number}")
+        return
+    for aside in climate.asides:
+        label = "\n".join(
+            f"wedge {tier} {n_pages} {where}"
+            for tier, n_pages in zip(("device", "host"), aside, strict=True)
+            if n_pages
+        )
+        yield Event(label=label, ticket=NO_TICKET, after=evolve(rank, aside=aside), cost=1)
 
 
 # What the core hears at the next tick.
