@@ -26,7 +26,7 @@ from kvlift.effects.lone_rank import checked_ballot
 from kvlift.effects.patience import Patience
 from kvlift.effects.ports import RankLate, RankLost
 from kvlift.effects.ranks_heartbeat import Heartbeat, Standing
-from kvlift.effects.ranks_rendezvous import GroupShape, Rendezvous
+from kvlift.effects.ranks_rendezvous import GroupShape, Rendezvous, without_address
 
 
 class _Reduces(Protocol):
@@ -71,9 +71,8 @@ def has_ended_within(work: dist.Work, wait_s: float) -> bool:
     except RuntimeError:
         if not work.is_completed():
             return False
-        if not work.is_success():
-            raise
-        work.wait()  # what has to be copied back to a GPU is ordered by it
+        # Raises what it has failed with; what has to be copied back to a GPU is ordered by it.
+        work.wait()
     return True
 
 
@@ -90,7 +89,8 @@ class GlooRanks:
     `send_lifetime_s`: longest time from `send` to the end of its reduction; it bounds how long an
     abandoned group's threads stay, and must exceed the longest step of the host.
 
-    Raises ValueError if the ranks were configured differently, RankLate if some did not come.
+    Raises ValueError if the ranks were configured differently, RankLate if some did not come,
+    RankLost if one has gone meanwhile.
     After RankLate or RankLost the group is over: every call but `close` raises RuntimeError.
     """
 
@@ -121,13 +121,23 @@ class GlooRanks:
         self._beat = Heartbeat(self.rank, self.n_ranks, own_keys, period_s)
         self._beat.announce()
         self._rendezvous.meet(shape, self.join_timeout_s)
-        timeout = timedelta(seconds=self.join_timeout_s)
-        gloo_keys = dist.PrefixStore("gloo", own_keys)
-        gloo = dist.ProcessGroupGloo(gloo_keys, self.rank, self.n_ranks, timeout=timeout)
-        self._gloo = cast("_Reduces", gloo)
+        self._gloo = self._connected(own_keys)
         self._beat.start()
         # A host that dies of an exception with a ballot on its way must not hang at its exit.
         atexit.register(self.close)
+
+    def _connected(self, own_keys: dist.Store) -> _Reduces:
+        """gloo says at best which key or address it has waited for; this names the ranks."""
+        keys = dist.PrefixStore("gloo", own_keys)
+        timeout = timedelta(seconds=self.join_timeout_s)
+        try:
+            gloo = dist.ProcessGroupGloo(keys, self.rank, self.n_ranks, timeout=timeout)
+        except RuntimeError as error:
+            absent = without_address(keys, self.rank, self.n_ranks)
+            if absent:
+                raise RankLate(absent, self.join_timeout_s) from error
+            raise RankLost((), f"while the ranks connected: {_first_line(str(error))}") from error
+        return cast("_Reduces", gloo)
 
     @property
     def silence_s(self) -> float:
@@ -165,7 +175,7 @@ class GlooRanks:
         while not self._ended_within(work, patience):
             self._heed_the_others(heed_left=True)
             if not patience.left_s():
-                late = self._beat.silent_ranks(self.silence_s) or self._beat.behind_ranks()
+                late = self._suspects()
                 raise self._given_up(RankLate(late, self.deadline_s))
 
     def exchange(self, report: bytes) -> list[bytes]:
@@ -202,7 +212,7 @@ class GlooRanks:
 
     def _name_the_lost(self, reason: str, patience: Patience) -> RankLate | RankLost:
         """gloo knows an address at best; the heartbeat knows the rank a moment later."""
-        first_line = reason.splitlines()[0][:200] if reason else "its connection failed"
+        first_line = _first_line(reason)
         while patience.left_s():
             self._heed_the_others(heed_left=True)
             silent = self._beat.silent_ranks(self.silence_s)
@@ -210,7 +220,11 @@ class GlooRanks:
                 return self._given_up(RankLost(silent, first_line))
             with patience.turn(self._beat.period_s / 2) as turn_s:
                 time.sleep(turn_s)
-        return self._given_up(RankLost(self._beat.behind_ranks(), first_line))
+        return self._given_up(RankLost(self._suspects(), first_line))
+
+    def _suspects(self) -> tuple[int, ...]:
+        beat, silence_s = self._beat, self.silence_s
+        return beat.silent_ranks(silence_s) or beat.behind_ranks(silence_s)
 
     def _heed_the_others(self, *, heed_left: bool) -> None:
         """Raises what another rank has already found out, instead of waiting for it again."""
@@ -235,6 +249,10 @@ class GlooRanks:
         self._over = str(error)
         self._beat.give_up(standing, error.ranks)
         return error
+
+
+def _first_line(reason: str) -> str:
+    return reason.splitlines()[0][:200] if reason else "its connection failed"
 
 
 def _abandon(gloo: _Reduces, running: tuple[dist.Work, "array[int]"]) -> None:

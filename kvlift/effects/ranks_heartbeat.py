@@ -22,6 +22,9 @@ from kvlift.effects.patience import LATE_MAX_S, Pauses
 
 LINE_BYTES_MAX = 16384
 
+OUT_OF_REACH_S = 2.0
+"""Between two beats while the store does not answer: torch logs a page for each that fails."""
+
 
 class Standing(Enum):
     HERE = "here"
@@ -123,16 +126,22 @@ class Heartbeat:
     def silent_ranks(self, silence_s: float) -> tuple[int, ...]:
         """Ranks that have not beaten for so long. Nobody, if this rank itself cannot hear."""
         with self._lock:
-            if time.monotonic() - self._round_at_s > silence_s:
+            if self._is_deaf(silence_s):
                 return ()
             ages = {rank: self._round_at_s - at_s for rank, at_s in self._changed_at_s.items()}
         return tuple(rank for rank, age_s in sorted(ages.items()) if age_s > silence_s)
 
-    def behind_ranks(self) -> tuple[int, ...]:
-        """Ranks that have sent fewer ballots than this one."""
+    def behind_ranks(self, silence_s: float) -> tuple[int, ...]:
+        """Ranks that have sent fewer ballots than this one. Nobody, if this rank cannot hear: by
+        what it has heard last, everybody stands still."""
         with self._lock:
+            if self._is_deaf(silence_s):
+                return ()
             n_sent = self._line.n_sent
             return tuple(r for r, line in sorted(self._lines.items()) if line.n_sent < n_sent)
+
+    def _is_deaf(self, silence_s: float) -> bool:
+        return time.monotonic() - self._round_at_s > silence_s
 
     def _stand(self, standing: Standing, blamed: tuple[int, ...]) -> None:
         with self._lock:
@@ -141,7 +150,7 @@ class Heartbeat:
 
     def _beat_until_ended(self) -> None:
         while True:
-            ended = self._ended.is_set()
+            ended, pause_s = self._ended.is_set(), self.period_s
             try:
                 self._beat()
                 if ended:
@@ -152,7 +161,8 @@ class Heartbeat:
                 # stop, so `silent_ranks` names nobody; the reduction's own deadline still holds.
                 if ended:
                     return
-            self._wake.wait(self.period_s)
+                pause_s = OUT_OF_REACH_S
+            self._wake.wait(pause_s)
             self._wake.clear()
 
     def _beat(self) -> None:
@@ -168,7 +178,10 @@ class Heartbeat:
         slept_s = self._pauses.slept_s(now_s)
         with self._lock:
             for rank, data in zip(others, heard, strict=True):
-                line = Line.parse(bytes(data))
+                try:
+                    line = Line.parse(bytes(data))
+                except ValueError:
+                    continue  # no line of a rank: that one has not beaten, and this thread goes on
                 is_heard = line.n_beats != self._lines[rank].n_beats
                 self._changed_at_s[rank] = now_s if is_heard else self._changed_at_s[rank] + slept_s
                 self._lines[rank] = line

@@ -3,6 +3,7 @@
 import base64
 import threading
 import time
+from contextlib import suppress
 
 import torch.distributed as dist
 from attrs import define, field, frozen
@@ -47,10 +48,23 @@ class Rendezvous:
     def meet(self, shape: GroupShape, timeout_s: float) -> None:
         """Wait for all ranks and compare shapes.
 
-        Raises RankLate for ranks that do not come, ValueError for one that was configured
+        Raises RankLate for ranks that do not come, RankLost for those that have not waited so
+        long for this one or if the store is gone, ValueError for one that was configured
         differently.
         """
-        shapes = self._gathered("shape", shape.to_bytes(), timeout_s)
+        try:
+            shapes = self._gathered("shape", shape.to_bytes(), timeout_s)
+            gone = tuple(r for r in range(self.n_ranks) if self.store.check([f"gone/{r}"]))
+        except RankLate:
+            with suppress(RuntimeError):
+                self.store.set(f"gone/{self.rank}", "it did not wait any longer")
+            raise
+        except RankLost:
+            raise
+        except RuntimeError as error:
+            raise RankLost((), f"{NO_STORE}: {str(error)[:200]}") from error
+        if gone:
+            raise RankLost(gone, "it has not waited for all ranks to join: start them all again")
         for rank, other in enumerate(shapes):
             if other != shape.to_bytes():
                 raise ValueError(
@@ -97,6 +111,8 @@ class Rendezvous:
         while not self.store.check(keys):
             if not patience.left_s():
                 missing = tuple(r for r, key in enumerate(keys) if not self.store.check([key]))
+                if not missing:
+                    break
                 raise RankLate(missing, timeout_s)
             with patience.turn(LOOK_S) as turn_s:
                 time.sleep(turn_s)
@@ -115,3 +131,13 @@ class Rendezvous:
         """Own key of the exchange before the last: who entered the last one has read it."""
         if exchange > 0:
             self.store.delete_key(f"exchange-{exchange}/{self.rank}")
+
+
+def without_address(gloo_keys: dist.Store, own_rank: int, n_ranks: int) -> tuple[int, ...]:
+    """The ranks that have not told gloo where to reach them. Nobody, if this one has not either: it
+    has failed by itself, or torch keeps such things under other names now."""
+    try:
+        absent = tuple(r for r in range(n_ranks) if not gloo_keys.check([f"0/{r}"]))
+    except RuntimeError:
+        return ()
+    return () if own_rank in absent else absent

@@ -17,5 +17,6 @@ class Wakeup:
     def wait(self, timeout_s: float) -> bool:
         """True as soon as it was rung since the last wait; False after `timeout_s`."""
         rung = self._event.wait(timeout_s)
-        self._event.clear()
+        if rung:  # else it may have rung just now: that is for the next wait, not for nobody
+            self._event.clear()
         return rung
