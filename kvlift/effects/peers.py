@@ -5,6 +5,7 @@ touches a socket and never waits. Pages go from the receive buffer of libzmq str
 memory, on that thread, and nowhere else.
 """
 
+import hashlib
 import logging
 import threading
 import time
@@ -25,13 +26,16 @@ from kvlift.effects.peers_connection import Connection
 from kvlift.effects.peers_conversation import Conversation, Reports, Wanted
 from kvlift.effects.peers_settings import PeersSettings, Shared
 from kvlift.effects.ports import DeviceMemory
-from kvlift.effects.wire_io import QuietLog, Waker
+from kvlift.effects.wire_io import Context, QuietLog, Waker
 from kvlift.effects.wire_security import CurveClient, SharedSecret
 
 _LOG = logging.getLogger(__name__)
 
 LINGER_S_MAX = 1.0
 """How long the last `Committed` and `Aborted` may take to leave when the port is closed."""
+
+SOCKETS_MAX = 65_535
+"""More than these no context of libzmq has."""
 
 
 @frozen
@@ -70,6 +74,7 @@ class ZmqPeers:
     - `layout_fingerprint`, `model`: must be equal on both ends (`MISMATCH` names both).
     - `group`: the name of this decode worker, the same on all its ranks. With it, a restarted
       worker ends the requests of its former life at once; without it they end with their lease.
+      Workers that share a node need names: request ids are their clients' and may be equal.
     - `secret`, `curve`: see `effects.wire_security`.
     - `lease_s`: the lease asked for; the node may grant less, and the heartbeat follows.
     - `peer_dead_s`: a connected node that says nothing for so long has failed its requests (LOST).
@@ -83,6 +88,7 @@ class ZmqPeers:
     """
 
     _linger_s: float | None
+    _crash: BaseException | None
 
     def __init__(
         self,
@@ -125,21 +131,22 @@ class ZmqPeers:
             tells_dropped=tells_dropped,
         )
         _check_page_bytes(memory.page_bytes)
+        self._attempts_from = _attempts_from(group)
         self._conversations: dict[Ticket, Conversation] = {}
+        self._waker, self._linger_s = Waker(), None
         self._shared = Shared(
             settings=settings,
-            context=zmq.Context(),
+            context=_context(peers_max),
             memory=memory,
             reports=Reports(on_landed),
             log=QuietLog(_LOG),
             incarnation=wire.new_incarnation(),
             ended=self._forget,
+            wake=self._waker.wake,
         )
-        self._commands: deque[_Command] = deque()
-        self._waker, self._linger_s = Waker(), None
-        self._crash: BaseException | None = None
+        self._commands, self._crash = deque[_Command](), None
         self._connections: dict[str, Connection] = {}
-        self._turn_s = min(0.1, heartbeat_s / 4, connect_timeout_s / 4, peer_dead_s / 4)
+        self._turn_s = min(0.1, min(heartbeat_s, connect_timeout_s, peer_dead_s) / 4)
         self._pauses = Pauses(max(1.0, self._turn_s * 4))
         self._thread = _started(self._live)
 
@@ -150,7 +157,8 @@ class ZmqPeers:
     ) -> None:
         if ticket in self._conversations:
             raise ValueError(f"ticket {ticket} has been used already")
-        conversation = Conversation(ticket, rid, attempt, peer, prompt)
+        on_wire = Attempt(self._attempts_from + attempt)
+        conversation = Conversation(ticket, rid, on_wire, peer, prompt)
         fault = wire.rid_fault(rid) or wire.address_fault(peer) or _prompt_fault(prompt)
         if fault is not None:
             self._shared.reports.add(
@@ -331,6 +339,20 @@ def _started(live: Callable[[], None]) -> threading.Thread:
     thread = threading.Thread(target=live, name="kvlift-peers", daemon=True)
     thread.start()
     return thread
+
+
+def _context(peers_max: int) -> Context:
+    """One that has room for all connections: each takes three sockets, with its monitor."""
+    context = zmq.Context()
+    context.max_sockets = min(SOCKETS_MAX, 3 * peers_max + 64)
+    return context
+
+
+def _attempts_from(group: str) -> int:
+    """Where this worker's attempts begin on the wire, the same on all its ranks: every worker
+    counts from 1, and two may be given one request id."""
+    drawn = int.from_bytes(hashlib.sha256(group.encode()).digest()[:5], "little")
+    return drawn << 22 if group else 0
 
 
 def _check_page_bytes(page_bytes: int) -> None:

@@ -18,6 +18,7 @@ from kvlift.core.policy import Switch
 from kvlift.effects import wire
 from kvlift.effects.checksum import crc32
 from kvlift.effects.peers_conversation import Conversation
+from kvlift.effects.peers_names import Lookup, is_named
 from kvlift.effects.peers_settings import Shared
 from kvlift.effects.wire_io import Socket, frames_of_next, views
 from kvlift.effects.wire_security import expected_proof, proof_holds
@@ -54,6 +55,7 @@ class Connection:
     _beat_s: float = field(default=0.0, init=False)
     _beat_every_s: float = field(default=1.0, init=False)
     _retry_s: float | None = field(default=None, init=False)
+    _lookup: Lookup | None = field(default=None, init=False)
     _trouble: str = field(default="", init=False)
 
     # -- what the tick's thread asked for ------------------------------------------------------
@@ -109,16 +111,31 @@ class Connection:
 
     def open(self, now: float) -> None:
         self._phase, self._retry_s, self._theirs = _Phase.GREETING, None, None
+        self._heard_s = self._busy_s = now
+        if is_named(self.address):
+            self._lookup = Lookup(self.address, self._shared.wake)
+        else:
+            self._connect(self.address)
+
+    def _connect(self, address: str) -> None:
         self._hello = self._shared.hello()
-        self.socket = self._shared.dealer(self.address)
-        self.monitor = self.socket.get_monitor_socket()
         try:
-            self.socket.connect(self.address)
-        except zmq.ZMQError as error:
+            self.socket = self._shared.dealer(address)
+            self.monitor = self.socket.get_monitor_socket()
+            self.socket.connect(address)
+        except zmq.ZMQError as error:  # no such address, or this process has too many open files
             self.shut(PeerCause.LOST, f"cannot connect: {error}")
             return
-        self._heard_s = self._busy_s = now
         self._send(self._hello)
+
+    def _take_address(self, lookup: Lookup) -> None:
+        """The name service has answered, or not yet."""
+        if lookup.found or lookup.fault:
+            self._lookup = None
+        if lookup.fault:
+            self.shut(PeerCause.LOST, f"cannot connect: {lookup.fault}")
+        elif lookup.found:
+            self._connect(lookup.found)
 
     def shut(self, cause: PeerCause, reason: str) -> None:
         """Close the socket and end every conversation: from now on nothing can be written."""
@@ -272,7 +289,9 @@ class Connection:
                 waited = f"no answer within {settings.connect_timeout_s:g} s{self._trouble}"
                 self.shut(PeerCause.LOST, waited)
                 return
-            if self._retry_s is not None and now >= self._retry_s:
+            if self._lookup is not None:
+                self._take_address(self._lookup)
+            elif self._retry_s is not None and now >= self._retry_s:
                 self.open(now)
             return
         if now >= self._beat_s:
@@ -343,29 +362,16 @@ class Connection:
     def _tell(self, conversation: Conversation) -> None:
         conversation.is_told = True
         prompt = conversation.prompt
-        self._send(
-            wire.Hold(
-                rid=conversation.rid,
-                attempt=conversation.attempt,
-                namespace=prompt.namespace,
-                page_tokens=prompt.page_tokens,
-            ),
-            prompt.tokens,
-        )
+        key = (conversation.rid, conversation.attempt)
+        self._send(wire.Hold(*key, prompt.namespace, prompt.page_tokens), prompt.tokens)
         for index in range(len(conversation.wants)):
             self._tell_want(conversation, index)
 
     def _tell_want(self, conversation: Conversation, index: int) -> None:
         wanted = conversation.wants[index]
-        self._send(
-            wire.Want(
-                rid=conversation.rid,
-                attempt=conversation.attempt,
-                start=wanted.start,
-                n_pages=wanted.n_pages,
-                promise=wanted.promise,
-            )
-        )
+        start, n_pages, promise = wanted.start, wanted.n_pages, wanted.promise
+        key = (conversation.rid, conversation.attempt)
+        self._send(wire.Want(*key, start=start, n_pages=n_pages, promise=promise))
 
     # -- endings -------------------------------------------------------------------------------
 

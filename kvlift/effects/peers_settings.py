@@ -64,6 +64,9 @@ class Shared:
     ended: Callable[[Ticket], None]
     """Nothing more is said about this ticket."""
 
+    wake: Callable[[], None]
+    """Any thread: the sockets' thread shall look around."""
+
     def hello(self) -> wire.Hello:
         """The first words of a new connection, with a nonce that is never used again."""
         settings = self.settings

@@ -339,6 +339,7 @@ def hear_as_decode(messages: list[list[bytes]], secret: SharedSecret | None) -> 
         log=quiet(),
         incarnation=LIFE,
         ended=over.add,
+        wake=lambda: None,
     )
     connection = Connection("tcp://node:1", shared, 0.0)
     connection._hello = shared.hello()
