@@ -11,6 +11,7 @@ and uvicorn, which vLLM brings.
 
 import argparse
 import logging
+import math
 import uuid
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -75,6 +76,8 @@ class Proxy:
             body = None
         if not isinstance(body, dict):
             return refused(400, "the body of the request is no JSON object")
+        # Which prefill instance a prompt is fetched from: this proxy says it, not a client.
+        body.pop("kv_transfer_params", None)
         headers = {
             name: request.headers[name] for name in TO_BE_PASSED_ON if name in request.headers
         }
@@ -115,8 +118,7 @@ class Proxy:
                 LOG.warning("the prefill instance %s does not answer: %r", url, error)
                 continue
             if answer.status_code == 200:
-                kept: dict[str, Any] | None = answer.json().get("kv_transfer_params")
-                return kept
+                return kept_in(answer)
             if answer.status_code < 500:
                 media = answer.headers.get("content-type")
                 return Response(answer.content, status_code=answer.status_code, media_type=media)
@@ -143,20 +145,59 @@ class Proxy:
         return Starlette(routes=[*routes, Route("/health", self.health)], lifespan=self.lifespan)
 
 
+def kept_in(answer: httpx.Response) -> dict[str, Any] | None:
+    """Nothing, too, where the address is that of something else than a vLLM."""
+    try:
+        body = answer.json()
+    except ValueError:
+        body = None
+    kept = body.get("kv_transfer_params") if isinstance(body, dict) else None
+    return kept if isinstance(kept, dict) else None
+
+
 def refused(status: int, message: str) -> Response:
     """An error in the words of OpenAI's API."""
     return JSONResponse({"error": {"message": message, "code": status}}, status_code=status)
 
 
-def main() -> None:
+def url(text: str) -> str:
+    """`http://HOST:PORT`, without the slash at its end that some like: paths begin with theirs."""
+    try:
+        parsed = httpx.URL(text)
+    except httpx.InvalidURL:
+        parsed = httpx.URL()
+    if parsed.scheme not in {"http", "https"} or not parsed.host:
+        raise argparse.ArgumentTypeError(f"{text!r} is no address: write http://HOST:PORT")
+    return text.rstrip("/")
+
+
+def port(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= 65_535:
+        raise argparse.ArgumentTypeError(f"{text!r} is no port: write one from 1 to 65535")
+    return int(text)
+
+
+def seconds(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no time: write a number of seconds above 0")
+    return number
+
+
+def main(args: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--prefill", action="append", default=[], help="URL; may be given again")
-    parser.add_argument("--decode", required=True, help="URL")
+    parser.add_argument(
+        "--prefill", type=url, action="append", default=[], help="URL; may be given again"
+    )
+    parser.add_argument("--decode", type=url, required=True, help="URL")
     parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=8000)
-    parser.add_argument("--timeout-s", type=float, default=600)
-    parser.add_argument("--connect-timeout-s", type=float, default=5)
-    chosen = parser.parse_args()
+    parser.add_argument("--port", type=port, default=8000)
+    parser.add_argument("--timeout-s", type=seconds, default=600)
+    parser.add_argument("--connect-timeout-s", type=seconds, default=5)
+    chosen = parser.parse_args(args)
     proxy = Proxy(chosen.prefill, chosen.decode, chosen.timeout_s, chosen.connect_timeout_s)
     uvicorn.run(proxy.app(), host=chosen.host, port=chosen.port, log_level="warning")
 

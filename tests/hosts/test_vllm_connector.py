@@ -296,6 +296,23 @@ def test_only_the_suffix_travels(make: Make, n_ranks: int) -> None:
     assert_at_rest(decode)
 
 
+def test_a_prompt_that_is_kept_under_another_salt_is_not_given(make: Make) -> None:
+    """A client that has two names for a prompt claims, of one, that it is the other's."""
+    prefill, decode = make("kv_producer"), make("kv_consumer")
+    tokens = drawn(1, 40)
+    salted = asked(prefill, tokens, max_tokens=1, cache_salt="x", kv_transfer_params=dict(TO_KEEP))
+    run(prefill, until=lambda: salted.answer is not None)
+    prefill.step()
+    assert salted.answer is not None
+    plain = kept(prefill, tokens)
+    forged = salted.answer["params"] | {"kvlift_namespace": plain["kvlift_namespace"]}
+    victim = asked(decode, tokens, kv_transfer_params=forged)
+    run(decode)
+    assert victim.answer is not None
+    assert not decode.stats.get("pages_received")
+    assert_at_rest(decode)
+
+
 def test_hits_are_told_by_tier(make: Make) -> None:
     prefill, decode = make("kv_producer"), make("kv_consumer")
     tokens = drawn(1, 40)
@@ -425,3 +442,29 @@ def test_every_metric_has_its_name_and_labels(monkeypatch: pytest.MonkeyPatch) -
     assert 'vllm:kvlift_pages_restored_total{engine="0",tier="host"} 3.0' in text
     assert 'vllm:kvlift_bytes_received_total{engine="0"} 7.0' in text
     assert 'vllm:kvlift_leases{engine="0"} 2.0' in text
+
+
+def test_a_name_that_is_used_again_at_once_is_another_request(make: Make) -> None:
+    engine, tokens = make(), drawn(1, 30)
+    answered(engine, tokens)
+    forget(engine)
+    asked(engine, tokens, name="r")
+    engine.step()
+    engine.abort("r")
+    again = asked(engine, tokens, name="r")
+    run(engine)
+    assert again.answer is not None
+    assert again.n_external == 7 * BLOCK
+    assert_at_rest(engine)
+
+
+def test_more_requests_than_kvlift_takes_are_computed(make: Make) -> None:
+    engine, prompts = make(driver={"requests_max": 2}), [drawn(n, 30) for n in range(6)]
+    for tokens in prompts:
+        answered(engine, tokens)
+    forget(engine)
+    all_of_them = [asked(engine, tokens) for tokens in prompts]
+    run(engine)
+    assert all(request.answer is not None for request in all_of_them)
+    assert any(request.n_external for request in all_of_them)
+    assert_at_rest(engine)

@@ -115,6 +115,15 @@ def test_prefill_is_asked_for_one_token_and_decode_gets_what_it_says() -> None:
     assert prefill.ids == decode.ids
 
 
+def test_a_client_cannot_name_the_instance_that_its_prompt_is_fetched_from() -> None:
+    theirs = {"do_remote_prefill": True, "kvlift_addresses": ["tcp://10.0.0.7:1"]}
+    for prefill in (None, Fake(status=500), Fake(params=None)):
+        decode = Fake()
+        with proxied(prefill, decode) as url:
+            assert ask(url, BODY | {"kv_transfer_params": theirs}).status_code == 200
+        assert decode.asked == [BODY]
+
+
 @pytest.mark.parametrize("prefill", [None, Fake(status=500)])
 def test_decode_computes_by_itself_where_no_prefill_instance_can(prefill: Fake | None) -> None:
     decode = Fake()

@@ -42,7 +42,8 @@ def peer_of(params: Mapping[str, Any] | None, namespace: bytes) -> str:
     if not isinstance(addresses, list) or not 0 < len(addresses) <= ADDRESSES_MAX:
         addresses = [None]
     words = [word for word in (*addresses, rid) if isinstance(word, str)]
-    if len(words) <= len(addresses) or not all(0 < len(w) <= WORD_CHARS_MAX for w in words):
+    are_good = all(0 < len(word) <= WORD_CHARS_MAX and word.isprintable() for word in words)
+    if len(words) <= len(addresses) or not are_good:
         _log.warning("kv_transfer_params without addresses and a request id: computed here")
         return ""
     if params.get("kvlift_namespace") != namespace.hex():

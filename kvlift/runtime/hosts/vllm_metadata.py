@@ -5,13 +5,15 @@ from attrs import field, frozen
 from kvlift.runtime.hosted import Orders
 
 
-@frozen(kw_only=True)
+@frozen
 class Keep:
     """A finished prompt that a prefill instance keeps for a decode instance.
 
-    `tokens`: those whose KV lies in `blocks`, little-endian int32."""
+    `tokens`: those whose KV lies in `blocks`, little-endian int32; `namespace`: what else decided
+    it, and who may see it."""
 
     rid: str
+    namespace: bytes
     tokens: bytes = field(repr=False)
     blocks: tuple[int, ...]
 

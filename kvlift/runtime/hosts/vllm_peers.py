@@ -2,9 +2,14 @@
 
 Rank r of a decode instance speaks to rank r of the prefill instance alone, as one rank of one. So
 the two scales must be equal; where they are not, the node refuses and vLLM computes.
+
+Addresses come through the client's hands. What a node sends is kept for everybody, so a node must
+know the secret; where none is shared, it must be one of this machine, as `PrefillNode` demands.
 """
 
+import logging
 from collections.abc import Sequence
+from typing import Final
 
 from attrs import define
 
@@ -12,6 +17,10 @@ from kvlift.core.ids import Attempt, Rid, Ticket
 from kvlift.core.landed import Landed
 from kvlift.core.prompt import Prompt
 from kvlift.effects.ports import Peers
+from kvlift.effects.wire import tidy
+from kvlift.effects.wire_security import is_loopback
+
+_log: Final = logging.getLogger(__name__)
 
 _RID_AFTER = "#"
 _BETWEEN = ","
@@ -28,6 +37,7 @@ class PeersOfRank:
 
     inner: Peers
     rank: int
+    has_secret: bool
 
     def send_hold(
         self, ticket: Ticket, rid: Rid, attempt: Attempt, peer: str, prompt: Prompt
@@ -35,6 +45,9 @@ class PeersOfRank:
         addresses, _, name_there = peer.partition(_RID_AFTER)
         listed = addresses.split(_BETWEEN)
         address = listed[self.rank] if self.rank < len(listed) else ""
+        if not self.has_secret and not is_loopback(address):
+            _log.warning("no secret_file: %s is of another machine, not asked", tidy(address)[:64])
+            address = ""  # refused, and vLLM computes
         self.inner.send_hold(ticket, Rid(name_there), attempt, address, prompt)
 
     def send_want(

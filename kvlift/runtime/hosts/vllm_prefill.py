@@ -139,6 +139,9 @@ class KeptPrompts:
         later.start()
 
     def _answer(self, node: PrefillNode, asked: Asked, kept: _Kept) -> None:
+        if kept.keep.namespace != asked.prompt.namespace:
+            node.reject(asked.rid, asked.attempt, "kept under another model, salt or adapter")
+            return
         n_asked = len(asked.prompt.tokens)
         if kept.keep.tokens[:n_asked] != asked.prompt.tokens or not n_asked:
             node.reject(asked.rid, asked.attempt, "another prompt is kept under this name")

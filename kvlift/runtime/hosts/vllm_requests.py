@@ -46,7 +46,6 @@ class Tracked:
     n_prompt: int
     peer: str
     n_stowed: int = 0
-    n_attempts: int = 0
     n_short: int = 0
     nothing_behind: int = -1
     _tokens: bytearray = field(factory=bytearray, repr=False)

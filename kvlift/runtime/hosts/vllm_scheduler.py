@@ -20,6 +20,7 @@ from kvlift.core.policy import Switch, WritePolicy
 from kvlift.core.prompt import n_pages_covering, n_pages_filled
 from kvlift.core.tier import Source, Tier
 from kvlift.runtime.config import JournalMode
+from kvlift.runtime.errors import TooManyRequests
 from kvlift.runtime.hosted import Orders
 from kvlift.runtime.hosts.vllm_blocks import HeldBlocks
 from kvlift.runtime.hosts.vllm_handover import is_asked_for, params_of, peer_of
@@ -61,6 +62,7 @@ class SchedulerSide:
     _keeps: list[Keep] = field(factory=list, init=False)
     _draining: dict[str, Load] = field(factory=dict, init=False)
     _given_back: dict[str, None] = field(factory=dict, init=False)
+    _n_attempts: int = field(default=0, init=False)
 
     def open(self, page_bytes: int) -> None:
         """`page_bytes`: of one block in all layers, on one rank. Raises `ConfigError`."""
@@ -136,23 +138,25 @@ class SchedulerSide:
         has_asked = tracked.nothing_behind == n_given
         return bool(self.settings.storage) and prompt.n_pages_full > n_given and not has_asked
 
-    def _ask(self, tracked: Tracked, n_given: int) -> Load:
+    def _ask(self, tracked: Tracked, n_given: int) -> Load | None:
         request = tracked.request
-        tracked.n_attempts += 1
-        load = Load(
-            rid=request.request_id,
-            core_rid=f"{request.request_id}/{tracked.n_attempts}",
-            n_given=n_given,
-            has_peer=bool(tracked.peer),
-        )
+        core_rid = self._submitted(tracked, request.num_tokens - 1, n_given)
+        if core_rid is None:
+            return None
+        load = Load(request.request_id, core_rid, n_given, has_peer=bool(tracked.peer))
         self._loads[load.rid] = load
-        self.core.submit(
-            load.core_rid,
-            tracked.prompt(request.num_tokens - 1, self.words.page_tokens),
-            peer=tracked.peer,
-            n_pages_given=n_given,
-        )
         return load
+
+    def _submitted(self, tracked: Tracked, n_tokens: int, n_given: int) -> str | None:
+        """A new attempt's name in the core; None where that has `requests_max`: vLLM computes."""
+        self._n_attempts += 1  # over all requests: vLLM may use a name again before it is free here
+        core_rid = f"{tracked.request.request_id}/{self._n_attempts}"
+        prompt = tracked.prompt(n_tokens, self.words.page_tokens)
+        try:
+            self.core.submit(core_rid, prompt, peer=tracked.peer, n_pages_given=n_given)
+        except TooManyRequests:
+            return None
+        return core_rid
 
     def _drop(self, load: Load) -> None:
         """vLLM does not count on this load: the lease goes back, here and at the peer."""
@@ -359,12 +363,10 @@ class SchedulerSide:
         It is held there and let go again once the core has admitted it, a step or two later."""
         if not tracked.peer:
             return
-        tracked.n_attempts += 1
-        core_rid = f"{tracked.request.request_id}/{tracked.n_attempts}"
-        prompt = tracked.prompt(max(1, tracked.n_prompt - 1), self.words.page_tokens)
-        self.core.submit(core_rid, prompt, peer=tracked.peer)
+        core_rid = self._submitted(tracked, max(1, tracked.n_prompt - 1), 0)
         tracked.peer = ""
-        self._given_back[core_rid] = None
+        if core_rid is not None:
+            self._given_back[core_rid] = None
 
     def _end_given_back(self) -> None:
         for core_rid in list(self._given_back):
@@ -383,7 +385,8 @@ class SchedulerSide:
             return False, None
         prompt = tracked.prompt(n_tokens, self.words.page_tokens)
         rid = request.request_id
-        self._keeps.append(Keep(rid=rid, tokens=prompt.tokens, blocks=tuple(blocks[:n_pages])))
+        kept = tuple(blocks[:n_pages])
+        self._keeps.append(Keep(rid, prompt.namespace, prompt.tokens, kept))
         words = self.words
         return True, params_of(rid, self.addresses, tracked.namespace, words.n_ranks)
 

@@ -89,12 +89,13 @@ class WorkerSide:
     def _ports(self, layout: BlockLayout, memory: LayeredMemory, pool: HostPool) -> Ports:
         wakeup, settings, place = Wakeup(), self.settings, self.place
         assert self._received is not None
+        secret = settings.secret()
         peers = ZmqPeers(
             self._received,
             layout.fingerprint(place.model, place.shard),
             model=place.model,
             group=f"{place.group}/{place.rank}",
-            secret=settings.secret(),
+            secret=secret,
             lease_s=settings.lease_s,
             peer_dead_s=settings.peer_dead_s,
             heartbeat_s=min(1.0, settings.peer_dead_s / 4),
@@ -103,7 +104,7 @@ class WorkerSide:
         )
         return Ports(
             copies=CountedCopies(_copies(pool, memory, wakeup.ring), self.tally),
-            peers=PeersOfRank(peers, place.rank),
+            peers=PeersOfRank(peers, place.rank, has_secret=secret is not None),
             ranks=LoneRank(1),
             clock=MonotonicClock(),
             store=self._store(layout, memory, pool, wakeup.ring),
