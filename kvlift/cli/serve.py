@@ -16,17 +16,28 @@ import click
 import msgspec
 from click.core import ParameterSource
 
+from kvlift.cli.finite import Finite
 from kvlift.cli.output import fail, json_option, only_the_answer_on_stdout, say
 
 if TYPE_CHECKING:
     from kvlift.runtime.worker.launch import Cluster
     from kvlift.runtime.worker.settings import WorkerSettings
+    from kvlift.runtime.worker.tokenizer import TextCodec
 
 SECRET_VARIABLE: Final = "KVLIFT_SECRET"
 SECRET_BYTES_MIN: Final = 16
+PAGES_MAX: Final = 1 << 24
+LIVE_MAX: Final = 1 << 16
+STORAGE_GIB_MAX: Final = 1 << 20
+PORT_MAX: Final = 65_535
+STORAGE_UNREAD: Final = (
+    "without --host-pages storage is written and never read: pages come back through the host"
+)
+BACKLOG: Final = 512
 LOOK_S: Final = 0.2
 NAP_S: Final = 1.0
 """Nothing waits longer at a time: a signal that comes just before a wait is heard at its end."""
+RESTART_PAUSE_S: Final = 2.0
 PREFILL_RESTARTS_MAX: Final = 5
 """After so many deaths its requests fail with the reason, and what is wrong has to be looked at."""
 
@@ -36,6 +47,7 @@ def _settings(**options: Any) -> "WorkerSettings":
     from kvlift.runtime.worker.settings import WorkerSettings
 
     fields = _fields(options.pop("config"))
+    _check_addresses(options["role"], options["prefill_bind"], options["peers"])
     if options["role"] == "prefill":
         options["storage_folder"] = ""
     settings = WorkerSettings(driver=fields, **options)
@@ -43,6 +55,23 @@ def _settings(**options: Any) -> "WorkerSettings":
     if fault is not None:
         raise click.UsageError(fault)
     return settings
+
+
+def _check_addresses(role: str, bind: str, peers: Sequence[str]) -> None:
+    """Each of a kind that somebody can come to, and none that nobody would use."""
+    if peers and role != "decode":
+        raise click.UsageError(
+            "--peer is for --role decode alone: it names that worker's prefill nodes"
+        )
+    if bind and role == "decode":
+        raise click.UsageError("--prefill-bind is for a prefill node: a decode worker takes --peer")
+    for address in (*peers, *filter(None, [bind])):
+        port = address.rpartition(":")[2]
+        if address.startswith("tcp://") and not (port.isdecimal() and 0 < int(port) <= PORT_MAX):
+            raise click.UsageError(
+                f"{address[:64]!r} has no port that can be named: write tcp://HOST:PORT, "
+                f"with a PORT from 1 to {PORT_MAX}"
+            )
 
 
 def _fields(entries: Sequence[str]) -> dict[str, object]:
@@ -94,7 +123,7 @@ def _secret(settings: "WorkerSettings") -> str:
 
 def _listening(host: str, port: int) -> socket.socket:
     try:
-        return socket.create_server((host, port), backlog=512)
+        return socket.create_server((host, port), backlog=BACKLOG)
     except OSError as error:
         # Its own text repeats the address.
         number = error.errno or 0
@@ -118,8 +147,22 @@ def _running(settings: "WorkerSettings") -> "Iterator[Cluster]":
         yield cluster
 
 
+def _codec(settings: "WorkerSettings") -> "TextCodec":
+    """Before the weights are loaded: a folder without a tokenizer is refused at once."""
+    from kvlift.runtime.worker.loading import ModelSource
+    from kvlift.runtime.worker.model_config import ModelRefusedError
+
+    source = ModelSource(settings.model, settings.seed)
+    try:
+        source.config()
+        return source.codec()
+    except ModelRefusedError as error:
+        fail(str(error))
+
+
 async def _served(
     cluster: "Cluster",
+    codec: "TextCodec",
     listening: socket.socket,
     address: str,
     tell_ready: Callable[[str], None],
@@ -128,18 +171,31 @@ async def _served(
     import uvicorn
 
     from kvlift.runtime.worker.http import create_app
+    from kvlift.runtime.worker.http_connections import (
+        ACCEPTED_A_TURN_MAX,
+        bounded_connections,
+        connections_max,
+    )
     from kvlift.runtime.worker.loading import ModelSource
 
     source = ModelSource(cluster.settings.model, cluster.settings.seed)
-    app = create_app(cluster.engine, source.codec(), source.config())
+    app = create_app(cluster.engine, codec, source.config())
     server = uvicorn.Server(
-        uvicorn.Config(app, log_level="warning", lifespan="off", timeout_graceful_shutdown=2)
+        uvicorn.Config(
+            app,
+            http=bounded_connections(connections_max()),
+            backlog=ACCEPTED_A_TURN_MAX,
+            log_level="warning",
+            lifespan="off",
+            timeout_graceful_shutdown=2,
+        )
     )
     is_prefill = cluster.settings.role == "prefill"
     serving = asyncio.create_task(server.serve(sockets=[listening]))
     try:
         while not server.started and not serving.done():  # noqa: ASYNC110 - a field is all it tells
             await asyncio.sleep(0.01)
+        listening.listen(BACKLOG)
         tell_ready(address)
         n_restarts = 0
         while not cluster.died.is_set() and not serving.done():
@@ -151,7 +207,7 @@ async def _served(
             ):
                 n_restarts += 1
                 say(f"the prefill process has died; starting it again ({n_restarts})")
-                await asyncio.to_thread(cluster.restart_prefill)
+                await _restart_prefill(cluster)
         # Clients that wait are answered with the reason before the server ends.
         return cluster.fault or "the HTTP server has ended"
     finally:
@@ -159,6 +215,20 @@ async def _served(
         cluster.engine.end_all(cluster.fault or "the worker is being ended")
         server.should_exit = True
         await serving
+
+
+async def _restart_prefill(cluster: "Cluster") -> None:
+    """What keeps it from starting is told; the decode ranks live on, and it is tried again."""
+    from zmq import ZMQError
+
+    from kvlift.runtime.worker.generation import EngineDownError
+
+    try:
+        await asyncio.to_thread(cluster.restart_prefill)
+    except (OSError, ZMQError, EngineDownError) as error:
+        say(f"the prefill process could not be started: {error}")
+        cluster.prefill_died.set()
+        await asyncio.sleep(RESTART_PAUSE_S)
 
 
 @click.command(
@@ -177,8 +247,12 @@ async def _served(
 @click.option("--host", default="127.0.0.1", help="Address of the HTTP server.")
 @click.option("--port", type=click.IntRange(0, 65535), default=30000, help="Its port; 0: any.")
 @click.option("--page-tokens", type=click.IntRange(1, 4096), default=16, help="Tokens a page.")
-@click.option("--device-pages", type=click.IntRange(1), default=512, help="KV pages on the device.")
-@click.option("--host-pages", type=click.IntRange(0), default=1024, help="KV pages on the host.")
+@click.option(
+    "--device-pages", type=click.IntRange(1, PAGES_MAX), default=512, help="KV pages on the device."
+)
+@click.option(
+    "--host-pages", type=click.IntRange(0, PAGES_MAX), default=1024, help="KV pages on the host."
+)
 @click.option(
     "--storage",
     "storage_folder",
@@ -187,17 +261,19 @@ async def _served(
 )
 @click.option(
     "--storage-gib",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Finite(0, STORAGE_GIB_MAX, min_open=True),
     default=4.0,
     help="The most that storage may hold.",
 )
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", help="For the model.")
 @click.option("--peer", "peers", multiple=True, help="Prefill node of a decode worker; repeatable.")
 @click.option("--prefill-bind", default="", help="Where a prefill node listens, tcp://HOST:PORT.")
-@click.option("--link-gbps", type=click.FloatRange(min=0), default=0.0, help="Slow the link down.")
-@click.option("--max-running", "n_running_max", type=click.IntRange(1), default=32, help="Batch.")
+@click.option("--link-gbps", type=Finite(0, 1e6), default=0.0, help="Slow the link down.")
 @click.option(
-    "--max-requests", "n_requests_max", type=click.IntRange(1), default=256, help="Queue."
+    "--max-running", "n_running_max", type=click.IntRange(1, LIVE_MAX), default=32, help="Batch."
+)
+@click.option(
+    "--max-requests", "n_requests_max", type=click.IntRange(1, LIVE_MAX), default=256, help="Queue."
 )
 @click.option("--config", multiple=True, metavar="FIELD=VALUE", help="A field of kvlift's Config.")
 @json_option
@@ -230,16 +306,23 @@ def serve(
     told_to = sys.stdout if as_json else None
     with only_the_answer_on_stdout(as_json=as_json), contextlib.ExitStack() as stack:
         listening = stack.enter_context(_listening(host, port)) if has_http else None
+        codec = _codec(settings) if has_http else None
         if settings.storage_folder:
             _check_storage(settings.storage_folder)
+            if not settings.host_pages:
+                say("warning: " + STORAGE_UNREAD)
         cluster = stack.enter_context(_running(settings))
-        reason = _until_the_end(cluster, listening, host, told_to)
+        reason = _until_the_end(cluster, codec, listening, host, told_to)
     click.echo(f"kvlift: {reason}", err=True)
     raise click.exceptions.Exit(1)
 
 
 def _until_the_end(
-    cluster: "Cluster", listening: socket.socket | None, host: str, told_to: TextIO | None
+    cluster: "Cluster",
+    codec: "TextCodec | None",
+    listening: socket.socket | None,
+    host: str,
+    told_to: TextIO | None,
 ) -> str:
     """Why the worker has ended by itself; Ctrl-C goes through as `KeyboardInterrupt`."""
     settings = cluster.settings
@@ -251,14 +334,14 @@ def _until_the_end(
             answer = {"role": settings.role, "http": http, "prefill": prefill, "pid": os.getpid()}
             click.echo(msgspec.json.encode(answer), file=told_to)
 
-    if listening is None:
+    if listening is None or codec is None:
         tell_ready(None)
         while not cluster.died.wait(NAP_S):
             pass
         return cluster.fault
     shown = f"[{host}]" if ":" in host else host
     address = f"http://{shown}:{listening.getsockname()[1]}"
-    serving = cluster.start(_served(cluster, listening, address, tell_ready))
+    serving = cluster.start(_served(cluster, codec, listening, address, tell_ready))
     try:
         while not concurrent.futures.wait([serving], NAP_S).done:
             pass

@@ -46,6 +46,13 @@ CLOSE_S = 5.0
 """How long leaving the context manager waits for the node's thread."""
 
 
+def _warm_up() -> None:
+    """pyzmq imports a module and starts a thread with sockets of its own for the first page that
+    is sent without copying; then it may be too late, since anybody's connections take open files.
+    """
+    zmq.Frame(bytes(zmq.COPY_THRESHOLD), track=True, copy=False)
+
+
 def _refuse_open_bind(bind: str) -> None:
     if not is_loopback(bind):
         raise ValueError(
@@ -128,6 +135,7 @@ class PrefillNode:
         self._thread.start()
 
     def _bound(self, bind: str, limits: Limits, terms: Terms, curve: CurveServer | None) -> Socket:
+        _warm_up()
         router = self._context.socket(zmq.ROUTER)
         router.linger = 0
         router.router_mandatory = 1

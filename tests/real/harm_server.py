@@ -8,7 +8,7 @@ import sys
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -84,8 +84,12 @@ class Server:
 
 
 @contextlib.contextmanager
-def serving(home: Path, *options: str, secret: str = "") -> Iterator[Server]:
-    """Two ranks and a prefill process of the tiny model, ready; killed at the end if need be."""
+def serving(
+    home: Path, *options: str, secret: str = "", before: Sequence[str] = ()
+) -> Iterator[Server]:
+    """Two ranks and a prefill process of the tiny model, ready; killed at the end if need be.
+
+    `before`: a command that becomes the one that follows it, such as `prlimit`."""
     temporary = home / "tmp"
     temporary.mkdir()
     command = [sys.executable, "-m", "kvlift", "serve", "--port", "0", "--page-tokens", str(PAGE)]
@@ -93,7 +97,7 @@ def serving(home: Path, *options: str, secret: str = "") -> Iterator[Server]:
     if secret:
         environment["KVLIFT_SECRET"] = secret
     process = subprocess.Popen(
-        [*command, "--storage", str(home / "kv"), *options],
+        [*before, *command, "--storage", str(home / "kv"), *options],
         stderr=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         text=True,

@@ -1,7 +1,7 @@
 """Rank 0's word to the other ranks, once an iteration: the same commands before the same tick.
 
-Private `ipc://` sockets, one a rank. Rank 0 sends without waiting; the others wait for it, but
-only for so long: it says something at least every `SILENCE_S`.
+Private `ipc://` sockets, one a rank. Rank 0 sends without waiting for an answer; the others wait
+for it, but only for so long: it says something at least every `SILENCE_S`.
 """
 
 import os
@@ -13,7 +13,7 @@ import msgspec
 import zmq
 from attrs import define, field
 
-from kvlift.effects.ports import RankLate
+from kvlift.effects.ports import RankLate, RankLost
 from kvlift.runtime.worker.messages import Beat
 
 SILENCE_S: Final = 0.5
@@ -26,11 +26,14 @@ def beat_address(folder: str, group: str, rank: int) -> str:
 
 @define(eq=False)
 class BeatSender:
-    """Rank 0's end."""
+    """Rank 0's end. Raises `RankLost` when nobody hears it at the end of another rank's line for
+    `deadline_s`, or once this rank was asked to end: libzmq itself would wait there for ever."""
 
     folder: str
     group: str
     n_ranks: int
+    deadline_s: float
+    stop: threading.Event
     _context: "zmq.Context[zmq.Socket[bytes]]" = field(factory=zmq.Context, init=False)
     _sockets: "list[zmq.Socket[bytes]]" = field(factory=list, init=False)
 
@@ -46,8 +49,17 @@ class BeatSender:
 
     def send(self, beat: Beat) -> None:
         encoded = msgspec.msgpack.encode(beat)
-        for socket in self._sockets:
-            socket.send(encoded)
+        for rank, socket in enumerate(self._sockets, 1):
+            self._wait_for(rank, socket)
+            socket.send(encoded, zmq.NOBLOCK)
+
+    def _wait_for(self, rank: int, socket: "zmq.Socket[bytes]") -> None:
+        """Until it is there; its queue has no bound, so a rank that is there takes it at once."""
+        waited_s = 0.0
+        while not socket.poll(int(LOOK_S * 1000), zmq.POLLOUT):
+            waited_s += LOOK_S
+            if self.stop.is_set() or waited_s > self.deadline_s:
+                raise RankLost((rank,), "it does not listen to rank 0 any more")
 
     def close(self) -> None:
         for socket in self._sockets:

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import queue
 import signal
 import subprocess
 import sys
@@ -19,6 +20,8 @@ from kvlift.runtime.worker.child import EXIT_FOLLOWED
 from kvlift.runtime.worker.settings import ProcessOrders
 
 LINES_KEPT: Final = 40
+LINES_UNSAID_MAX: Final = 10_000
+SAID_WITHIN_S: Final = 1.0
 SAME_WITHIN_S: Final = 10.0
 PACKAGE_ROOT: Final = Path(__file__).resolve().parents[3]
 
@@ -42,14 +45,18 @@ class Voices:
                     line = f"{name}: the same as {before}"
                 else:
                     self._said = {words: (name, now_s)}
-            sys.stderr.write(f"{line}\n")
-            sys.stderr.flush()
+            with contextlib.suppress(OSError, ValueError):  # nobody reads it any more
+                sys.stderr.write(f"{line}\n")
+                sys.stderr.flush()
 
 
 @define(eq=False)
 class Child:
     """One process. `on_death(child, reason)` is called from a thread of its own, once, unless the
-    child was ended on purpose."""
+    child was ended on purpose.
+
+    What it says is always taken at once, also where nobody takes it from here: a child that logs
+    must not stand still because a terminal does."""
 
     name: str
     module: str
@@ -59,7 +66,9 @@ class Child:
     is_ending: bool = field(default=False, init=False)
     popen: "subprocess.Popen[bytes]" = field(init=False)
     _lines: deque[str] = field(factory=lambda: deque(maxlen=LINES_KEPT), init=False)
+    _unsaid: "queue.SimpleQueue[str | None]" = field(factory=queue.SimpleQueue, init=False)
     _watch: threading.Thread = field(init=False)
+    _speaker: threading.Thread = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         paths = [str(PACKAGE_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -86,6 +95,8 @@ class Child:
             self.popen.stdin.write(msgspec.json.encode(self.orders) + b"\n")
             self.popen.stdin.flush()
         self._watch = threading.Thread(target=self._live, name=f"watch-{self.name}", daemon=True)
+        self._speaker = threading.Thread(target=self._speak, name=f"say-{self.name}", daemon=True)
+        self._speaker.start()
         self._watch.start()
 
     @property
@@ -106,10 +117,17 @@ class Child:
         for raw in self.popen.stderr:
             line = raw.decode(errors="replace").rstrip()
             self._lines.append(line)
-            self.voices.say(self.name, line)
+            if self._unsaid.qsize() < LINES_UNSAID_MAX:
+                self._unsaid.put(line)
+        self._unsaid.put(None)
         code = self.popen.wait()
+        self._speaker.join(SAID_WITHIN_S)
         if not self.is_ending:
             self.on_death(self, self.reason(code))
+
+    def _speak(self) -> None:
+        while (line := self._unsaid.get()) is not None:
+            self.voices.say(self.name, line)
 
     def reason(self, code: int) -> str:
         """How it ended: a signal by name, or the last line that it wrote."""
@@ -136,7 +154,7 @@ class Child:
         if self.is_alive:
             self.popen.kill()
         self.popen.wait()
-        self._watch.join(1.0)
+        self._watch.join(2 * SAID_WITHIN_S)
 
 
 def end_all(children: list[Child], deadline_s: float) -> None:

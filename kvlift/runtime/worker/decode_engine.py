@@ -16,7 +16,7 @@ from kvlift.core.phase import Outcome
 from kvlift.core.prompt import Prompt, n_pages_covering, token_bytes
 from kvlift.core.tier import Source, Tier
 from kvlift.runtime.driver import Driver
-from kvlift.runtime.errors import PromptTooLong
+from kvlift.runtime.errors import DuplicateRequest, PromptTooLong
 from kvlift.runtime.tick import Ended, Granted, Grew, NoRoom, Pending, Ready
 from kvlift.runtime.worker.audit import Audit
 from kvlift.runtime.worker.decoding import Decoding, Row, Stage
@@ -56,6 +56,7 @@ class DecodeEngine:
     n_recomputed: int = field(default=0, init=False)
     _live: dict[Rid, Decoding] = field(factory=dict, init=False)
     _n_submitted: int = field(default=0, init=False)
+    _early: list[Decoding] = field(factory=list, init=False)
     _may_resume: bool = field(default=False, init=False)
     _outputs: list[Output] = field(factory=list, init=False)
 
@@ -86,8 +87,15 @@ class DecodeEngine:
 
     def abort(self, rid: str) -> None:
         """Takes effect with the next tick; an unknown id has ended by itself."""
-        if Rid(rid) in self._live:
-            self.driver.abort(Rid(rid))
+        decoding = self._live.get(Rid(rid))
+        if decoding is None:
+            return
+        if decoding in self._early:
+            self._early.remove(decoding)
+            self._drop(decoding)
+            self._outputs.append(Output(rid=rid, finish=Finish(kind=FinishKind.ABORT)))
+        else:
+            self.driver.abort(decoding.rid)
 
     def _ask(self, decoding: Decoding) -> None:
         request, span = decoding.request, self.kv.page_tokens
@@ -107,6 +115,10 @@ class DecodeEngine:
                 priority=request.priority,
                 n_pages_output=n_pages_output * self.output_reserved_percent // 100,
             )
+        except DuplicateRequest:
+            # Its client has the answer to the last one of this name, which the driver hears of
+            # with its next tick.
+            self._early.append(decoding)
         except ValueError as error:
             del self._live[decoding.rid]
             self._refuse(request, str(error))
@@ -135,6 +147,9 @@ class DecodeEngine:
             self._is_ready(ready)
         for ended in tick.ended:
             self._has_ended(ended)
+        early, self._early = self._early, []
+        for decoding in early:
+            self._ask(decoding)
         self._fill_batch()
         self._resume_one()
         return tick.is_busy
@@ -169,8 +184,8 @@ class DecodeEngine:
 
     def _has_ended(self, ended: Ended) -> None:
         decoding = self._live.get(Rid(ended.rid))
-        if decoding is None:
-            return
+        if decoding is None or decoding in self._early:
+            return  # its client has the answer already
         if ended.outcome is Outcome.FAILED and ended.retryable and self._asks_another(decoding):
             return
         self._drop(decoding)

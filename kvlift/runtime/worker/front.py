@@ -101,6 +101,10 @@ class Line:
         self._asked[number] = answer
         return answer
 
+    def expect_no_more(self, number: int) -> None:
+        """Nobody waits for this answer any more."""
+        self._asked.pop(number, None)
+
     def fail(self, reason: str) -> None:
         """The child is gone: every question ends with this reason."""
         self.fault = self.fault or reason
@@ -149,13 +153,17 @@ def _fail(future: "asyncio.Future[Any]", reason: str) -> None:
 
 @define(eq=False)
 class RemoteEngine:
-    """Implements `Engine` over the lines of decode ranks and, where there is one, of prefill."""
+    """Implements `Engine` over the lines of decode ranks and, where there is one, of prefill.
+
+    `_unended`: ids that rank 0 was told and has not ended. A client that leaves ends nothing by
+    itself: until rank 0 says so, what it says under this id is not another request's."""
 
     n_requests_max: int
     info_base: dict[str, object]
     ranks: list[Line] = field(factory=list)
     prefill: Line | None = None
     _live: "dict[str, asyncio.Queue[Output | str]]" = field(factory=dict, init=False)
+    _unended: set[str] = field(factory=set, init=False)
     _numbers: "itertools.count[int]" = field(factory=lambda: itertools.count(1 << 32), init=False)
     _n_ended: dict[str, int] = field(factory=dict, init=False)
     _started_s: float = field(factory=time.time, init=False)
@@ -167,15 +175,16 @@ class RemoteEngine:
 
     async def submit(self, request: Request) -> AsyncIterator[Output]:
         head = self._head()
-        if len(self._live) >= self.n_requests_max:
+        if max(len(self._live), len(self._unended)) >= self.n_requests_max:
             raise EngineBusyError(f"{self.n_requests_max} requests are under way; come back later")
-        if request.rid in self._live:
+        if request.rid in self._live or request.rid in self._unended:
             raise EngineRefusedError(f"the request id {request.rid[:64]} is in use; choose another")
         news: asyncio.Queue[Output | str] = asyncio.Queue()
         self._live[request.rid] = news
         is_over = False
         try:
             head.tell(Submitted(request=request))
+            self._unended.add(request.rid)
             while not is_over:
                 output = await news.get()
                 if isinstance(output, str):
@@ -198,12 +207,15 @@ class RemoteEngine:
     def take_outputs(self, outputs: list[Output]) -> None:
         """From rank 0's line."""
         for output in outputs:
+            if output.finish is not None:
+                self._unended.discard(output.rid)
             news = self._live.get(output.rid)
             if news is not None:
                 news.put_nowait(output)
 
     def end_all(self, reason: str) -> None:
         """The decode worker is gone: every live request ends with this reason."""
+        self._unended.clear()
         for news in self._live.values():
             news.put_nowait(reason)
 
@@ -226,12 +238,16 @@ class RemoteEngine:
         """One answer a rank; the question travels through rank 0 to all of them."""
         head = self._head()
         number = next(self._numbers)
-        answers = [line.expect(number) for line in self.ranks]
-        head.tell(StatsAsked(number=number))
+        asked = list(self.ranks)
+        answers = [line.expect(number) for line in asked]
         try:
+            head.tell(StatsAsked(number=number))
             return list(await asyncio.wait_for(asyncio.gather(*answers), ANSWER_S))
         except TimeoutError:
             raise EngineDownError(f"a decode rank did not answer within {ANSWER_S:g} s") from None
+        finally:
+            for line in asked:
+                line.expect_no_more(number)
 
     async def prefill_stats(self) -> object:
         if self.prefill is None:

@@ -5,9 +5,12 @@ These travel between processes as msgspec messages, so every field is a plain va
 
 from collections.abc import AsyncIterator, Sequence
 from enum import StrEnum
-from typing import Protocol
+from typing import Final, Protocol
 
 import msgspec
+
+TEMPERATURE_MIN: Final = 1e-6
+"""Below it sampling is greedy, as in SGLang: logits divided by less are no numbers any more."""
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -27,7 +30,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def is_greedy(self) -> bool:
-        return self.temperature == 0.0 or self.top_k == 1
+        return self.temperature < TEMPERATURE_MIN or self.top_k == 1
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):

@@ -61,6 +61,7 @@ def create_app(
 
     def route(path: str, handler: Handler, *methods: str) -> Route:
         async def endpoint(http: HttpRequest) -> Response:
+            _refuse_other_sites(http)
             return await handler(service, http)
 
         return Route(path, endpoint, methods=list(methods), name=handler.__name__)
@@ -92,6 +93,13 @@ def create_app(
     )
 
 
+def _refuse_other_sites(http: HttpRequest) -> None:
+    """A page of another site may send calls from its reader's browser to a server that listens for
+    that reader alone, and flush or load it. Browsers say so themselves. Raises `BadCallError`."""
+    if http.headers.get("sec-fetch-site") in ("cross-site", "same-site"):
+        raise BadCallError("a page of another site has sent this call; it is not served", 403)
+
+
 async def _expected(_http: HttpRequest, error: Exception) -> Response:
     return response_of(error) or error_response("the server failed", 500)
 
@@ -113,7 +121,7 @@ async def _unexpected(http: HttpRequest, error: Exception) -> Response:
 
 async def abort_request(service: Service, http: HttpRequest) -> Response:
     """SGLang's `POST /abort_request` with `{"rid": ...}`; 404 for an id that is not live."""
-    raw = await body_of(http, service.limits)
+    raw = await body_of(http, service)
     rid = convert(raw, AbortBody, {}).rid
     if not await service.engine.abort(rid):
         raise BadCallError(f"no request {rid[:64]} is live; it has ended or never was", 404)

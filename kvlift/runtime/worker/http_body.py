@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Final, TypeVar, cast
 
 import msgspec
-from attrs import field, frozen
-from attrs.validators import ge
+from attrs import define, field, frozen
+from attrs.validators import ge, gt
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
@@ -28,6 +28,10 @@ RID_CHARACTERS_MAX: Final = 200
 NAME_CHARACTERS_MAX: Final = 1024
 STOP_TEXTS_MAX: Final = 16
 STOP_CHARACTERS_MAX: Final = 1024
+STOP_TOKENS_MAX: Final = 1024
+BODY_BYTES_SMALL: Final = 1 << 16
+"""So much of a body is always read, however much others have sent."""
+
 CLIENT_CLOSED_REQUEST: Final = 499
 MESSAGE_CHARACTERS_MAX: Final = 1000
 """Of an error: a message may quote what the client has sent, and that may be long."""
@@ -38,9 +42,22 @@ class HttpLimits:
     """Bounds of what one HTTP call may ask for."""
 
     body_bytes_max: int = field(default=16 << 20, validator=ge(1))
+    bodies_bytes_max: int = field(default=256 << 20, validator=ge(1))
+    """Of all bodies that are being read, what is beyond `BODY_BYTES_SMALL` of each."""
+
+    body_s_max: float = field(default=60.0, validator=gt(0))
     prompts_max: int = field(default=256, validator=ge(1))
     new_tokens_default: int = field(default=128, validator=ge(1))
     new_tokens_max: int = field(default=1 << 17, validator=ge(1))
+    scored_tokens_max: int = field(default=8_192, validator=ge(1))
+    """Prompt tokens of a call that get log-probabilities: the time for it is quadratic."""
+
+
+@define(eq=False)
+class Intake:
+    """Bytes of the bodies that are being read now, as far as they count."""
+
+    n_bytes: int = 0
 
 
 @frozen(kw_only=True, eq=False)
@@ -53,6 +70,7 @@ class Service:
     vocab: int
     positions_max: int
     limits: HttpLimits
+    intake: Intake = field(factory=Intake)
 
 
 class BadCallError(Exception):
@@ -65,7 +83,9 @@ class BadCallError(Exception):
 
 def error_response(message: str, status: int, *, kind: str | None = None) -> Response:
     """OpenAI's shape of an error, which SGLang's clients read as well."""
-    ours = {429: "rate_limit_error"} | dict.fromkeys((400, 404, 405, 413), "invalid_request_error")
+    ours = {429: "rate_limit_error"} | dict.fromkeys(
+        (400, 403, 404, 405, 408, 413), "invalid_request_error"
+    )
     body = {
         "error": {
             "message": message[:MESSAGE_CHARACTERS_MAX],
@@ -95,20 +115,39 @@ def response_of(error: Exception) -> Response | None:
             return None
 
 
-async def body_of(http: HttpRequest, limits: HttpLimits) -> dict[str, object]:
-    """The JSON object of a call, read up to the limit. Raises `BadCallError`."""
-    collected = bytearray()
-    async for chunk in http.stream():
-        collected += chunk
-        if len(collected) > limits.body_bytes_max:
-            raise BadCallError(f"the body is larger than {limits.body_bytes_max} bytes", 413)
+async def body_of(http: HttpRequest, service: Service) -> dict[str, object]:
+    """The JSON object of a call, read up to the limits. Raises `BadCallError`."""
+    collected = await _whole_body(http, service.limits, service.intake)
     try:
-        decoded = msgspec.json.decode(bytes(collected))
+        decoded = msgspec.json.decode(collected)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise BadCallError(f"the body is not JSON: {error}") from error
     if not isinstance(decoded, dict):
         raise BadCallError("the body must be a JSON object")
     return cast("dict[str, object]", decoded)
+
+
+async def _whole_body(http: HttpRequest, limits: HttpLimits, intake: Intake) -> bytearray:
+    collected = bytearray()
+    n_counted = 0
+    try:
+        async with asyncio.timeout(limits.body_s_max):
+            async for chunk in http.stream():
+                collected += chunk
+                n_large = max(0, len(collected) - BODY_BYTES_SMALL)
+                intake.n_bytes += n_large - n_counted
+                n_counted = n_large
+                if len(collected) > limits.body_bytes_max:
+                    raise BadCallError(
+                        f"the body is larger than {limits.body_bytes_max} bytes", 413
+                    )
+                if n_counted and intake.n_bytes > limits.bodies_bytes_max:
+                    raise BadCallError("too many large bodies are being read; come back later", 503)
+    except TimeoutError:
+        raise BadCallError(f"the body did not end within {limits.body_s_max:g} s", 408) from None
+    finally:
+        intake.n_bytes -= n_counted
+    return collected
 
 
 def convert(raw: Mapping[str, object], kind: type[Body], neutral: Mapping[str, object]) -> Body:

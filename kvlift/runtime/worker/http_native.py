@@ -18,6 +18,7 @@ from kvlift.runtime.worker.generation import FinishKind, Request, Sampling
 from kvlift.runtime.worker.http_body import (
     NAME_CHARACTERS_MAX,
     RID_CHARACTERS_MAX,
+    STOP_TOKENS_MAX,
     BadCallError,
     Service,
     body_of,
@@ -32,6 +33,7 @@ from kvlift.runtime.worker.http_body import (
 
 Token = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 Rid = Annotated[str, msgspec.Meta(min_length=1, max_length=RID_CHARACTERS_MAX)]
+StopTokens = Annotated[list[Token], msgspec.Meta(max_length=STOP_TOKENS_MAX)]
 Name = Annotated[str, msgspec.Meta(max_length=NAME_CHARACTERS_MAX)]
 Bounded = Annotated[int, msgspec.Meta(ge=-(1 << 31), lt=1 << 31)]
 
@@ -63,7 +65,7 @@ class SamplingBody(msgspec.Struct, kw_only=True):
     top_p: Annotated[float, msgspec.Meta(gt=0.0, le=1.0)] = 1.0
     top_k: Annotated[int, msgspec.Meta(ge=-1, lt=1 << 31)] = -1
     stop: str | list[str] = []
-    stop_token_ids: list[Token] = []
+    stop_token_ids: StopTokens = []
     ignore_eos: bool = False
     sampling_seed: Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)] = 0
 
@@ -92,6 +94,13 @@ class Call:
     logprob_start: int
     index: int | None
     started_s: float
+
+    @property
+    def n_scored(self) -> int:
+        """Tokens of its prompt that a forward is needed for, to tell their log-probabilities."""
+        n_tokens = len(self.answer.request.tokens)
+        is_scored = self.wants_logprobs and 0 <= self.logprob_start < n_tokens
+        return n_tokens if is_scored else 0
 
     def shown(self, input_logprobs: list[list[object]] | None = None) -> dict[str, object]:
         """The JSON object of SGLang's answer, as far as it has grown."""
@@ -165,13 +174,19 @@ def prompts_of(service: Service, body: GenerateBody) -> tuple[list[list[int]], b
     prompts: list[list[int]] = []
     if body.text is not None:
         texts = [body.text] if isinstance(body.text, str) else body.text
+        check_n_prompts(service, len(texts))
         prompts = [service.codec.encode(text) for text in texts]
         is_list = not isinstance(body.text, str)
     else:
         prompts, is_list = rows_of(body.input_ids or [])
-    if not 0 < len(prompts) <= service.limits.prompts_max:
-        raise BadCallError(f"a call holds 1 to {service.limits.prompts_max} prompts")
+    check_n_prompts(service, len(prompts))
     return prompts, is_list
+
+
+def check_n_prompts(service: Service, n_prompts: int) -> None:
+    """Raises `BadCallError`. Before any of them is looked at more closely."""
+    if not 0 < n_prompts <= service.limits.prompts_max:
+        raise BadCallError(f"a call holds 1 to {service.limits.prompts_max} prompts")
 
 
 def rows_of(given: Sequence[int | list[int]]) -> tuple[list[list[int]], bool]:
@@ -201,13 +216,17 @@ def calls_of(service: Service, raw: dict[str, object]) -> tuple[list[Call], Gene
         rids: list[object] = [f"{body.rid}-{index}" for index in range(n)]
     else:
         rids = [rid or uuid.uuid4().hex for rid in each(body.rid, n, "rid")]
-    samplings = each(body.sampling_params, n, "sampling_params")
+    given = body.sampling_params
+    if isinstance(given, dict):
+        samplings = [sampling_of(service, given)] * n
+    else:
+        each(given, n, "sampling_params")
+        samplings = [sampling_of(service, one) for one in given]
     logprobs = each(body.return_logprob, n, "return_logprob")
     starts = each(body.logprob_start_len, n, "logprob_start_len")
     calls = []
     for index, tokens in enumerate(prompts):
-        given = samplings[index]
-        sampling, stops = sampling_of(service, given if isinstance(given, dict) else {})
+        sampling, stops = samplings[index]
         request = Request(
             rid=str(rids[index]),
             tokens=checked_tokens(service, tokens, sampling.max_new_tokens),
@@ -232,7 +251,7 @@ def calls_of(service: Service, raw: dict[str, object]) -> tuple[list[Call], Gene
 async def input_logprobs(service: Service, call: Call) -> list[list[object]] | None:
     """From `logprob_start_len` on (-1: none); the first token of a prompt has none."""
     tokens = call.answer.request.tokens
-    if not call.wants_logprobs or not 0 <= call.logprob_start < len(tokens):
+    if not call.n_scored:
         return None
     scores = await service.engine.score(tokens, call.logprob_start)
     head: list[list[object]] = [[None, tokens[0], None]] if call.logprob_start == 0 else []
@@ -243,7 +262,12 @@ async def input_logprobs(service: Service, call: Call) -> list[list[object]] | N
 
 async def generate(service: Service, http: HttpRequest) -> Response:
     """`POST /generate`. Raises what `response_of` knows."""
-    calls, body, is_list = calls_of(service, await body_of(http, service.limits))
+    calls, body, is_list = calls_of(service, await body_of(http, service))
+    if sum(call.n_scored for call in calls) > service.limits.scored_tokens_max:
+        raise BadCallError(
+            f"at most {service.limits.scored_tokens_max} prompt tokens of a call get "
+            "log-probabilities; leave logprob_start_len out, or send less at a time"
+        )
     inputs = [await input_logprobs(service, call) for call in calls]
     if body.stream:
         return StreamingResponse(streamed(service, calls, inputs), media_type="text/event-stream")
@@ -273,18 +297,22 @@ async def streamed(
 
 
 async def grown(service: Service, answers: list[Answer]) -> AsyncIterator[int | Exception]:
-    """Which answer has grown, each time one has; an engine's error in place of the index.
+    """Which answer has grown; an engine's error in place of the index. An answer that grows more
+    than once while the client reads is told of once.
 
     Leaving early aborts all of them.
     """
     news: asyncio.Queue[int | Exception | None] = asyncio.Queue()
+    untold: set[int] = set()
 
     async def follow(index: int) -> None:
         try:
             growing = grow(service.engine, answers[index])
             async with contextlib.aclosing(growing):  # type: ignore[type-var]
                 async for _ in growing:
-                    news.put_nowait(index)
+                    if index not in untold:
+                        untold.add(index)
+                        news.put_nowait(index)
         except Exception as error:  # noqa: BLE001  # told to the client by the reader of the queue
             news.put_nowait(error)
         finally:
@@ -297,8 +325,10 @@ async def grown(service: Service, answers: list[Answer]) -> AsyncIterator[int | 
             item = await news.get()
             if item is None:
                 n_open -= 1
-            else:
-                yield item
+                continue
+            if isinstance(item, int):
+                untold.discard(item)
+            yield item
     finally:
         for task in tasks:
             task.cancel()

@@ -24,7 +24,14 @@ from kvlift.runtime.worker.http_body import (
     response_of,
     stop_texts,
 )
-from kvlift.runtime.worker.http_native import Name, Token, grown, rows_of
+from kvlift.runtime.worker.http_native import (
+    Name,
+    StopTokens,
+    Token,
+    check_n_prompts,
+    grown,
+    rows_of,
+)
 from kvlift.runtime.worker.tokenizer import TemplateRefusedError
 
 NEUTRAL: Final[dict[str, object | EllipsisType]] = {
@@ -40,6 +47,7 @@ NEUTRAL: Final[dict[str, object | EllipsisType]] = {
     "response_format": {"type": "text"},
 }
 COMPLETION_TOKENS_DEFAULT: Final = 16
+MESSAGES_MAX: Final = 4096
 
 
 class StreamOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,7 +64,7 @@ class CommonBody(msgspec.Struct, kw_only=True):
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
     seed: Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)] = 0
-    stop_token_ids: list[Token] = []
+    stop_token_ids: StopTokens = []
     ignore_eos: bool = False
     cache_salt: Name = ""
     max_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
@@ -78,7 +86,7 @@ class ChatMessage(msgspec.Struct, kw_only=True):
 
 
 class ChatBody(CommonBody, kw_only=True):
-    messages: list[ChatMessage]
+    messages: Annotated[list[ChatMessage], msgspec.Meta(max_length=MESSAGES_MAX)]
     max_completion_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
     logprobs: bool = False
 
@@ -217,10 +225,11 @@ def completion_of(service: Service, raw: dict[str, object]) -> tuple[Completion,
     body = convert(raw, CompletionBody, {**NEUTRAL, "echo": False})
     check_model(service, body.model)
     given = [body.prompt] if isinstance(body.prompt, str) else body.prompt
+    if any(isinstance(item, str) for item in given):
+        check_n_prompts(service, len(given))
     encoded = [service.codec.encode(item) if isinstance(item, str) else item for item in given]
     prompts, _ = rows_of(encoded)
-    if not 0 < len(prompts) <= service.limits.prompts_max:
-        raise BadCallError(f"a call holds 1 to {service.limits.prompts_max} prompts")
+    check_n_prompts(service, len(prompts))
     n_new_tokens = body.max_tokens or COMPLETION_TOKENS_DEFAULT
     answers = [answer_of(service, body, tokens, n_new_tokens) for tokens in prompts]
     return (
@@ -317,12 +326,12 @@ async def streamed(completion: Completion) -> AsyncIterator[bytes]:
 
 
 async def completions(service: Service, http: HttpRequest) -> Response:
-    completion, is_stream = completion_of(service, await body_of(http, service.limits))
+    completion, is_stream = completion_of(service, await body_of(http, service))
     return await answered(http, completion, is_stream=is_stream)
 
 
 async def chat_completions(service: Service, http: HttpRequest) -> Response:
-    completion, is_stream = chat_of(service, await body_of(http, service.limits))
+    completion, is_stream = chat_of(service, await body_of(http, service))
     return await answered(http, completion, is_stream=is_stream)
 
 

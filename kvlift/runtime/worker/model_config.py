@@ -100,7 +100,7 @@ def config_from_folder(folder: Path) -> ModelConfig:
             f"no model in {folder}: config.json cannot be read ({error.strerror}); "
             "give a Hugging Face folder or `tiny`"
         ) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelRefusedError(f"{path} is not JSON: {error}") from error
     if not isinstance(raw, dict):
         raise ModelRefusedError(f"{path} must hold a JSON object")
@@ -124,7 +124,7 @@ def config_from_mapping(raw: Mapping[str, object], *, name: str) -> ModelConfig:
             n_layers=_whole(raw, "num_hidden_layers"),
             n_heads=n_heads,
             n_kv_heads=_whole(raw, "num_key_value_heads", n_heads),
-            head_dim=_whole(raw, "head_dim", hidden // n_heads),
+            head_dim=_whole(raw, "head_dim", hidden // max(n_heads, 1)),
             vocab=_whole(raw, "vocab_size"),
             rope_theta=_number(rope, "rope_theta", _number(raw, "rope_theta", 10_000.0)),
             rope_scaling=_rope_scaling(rope),

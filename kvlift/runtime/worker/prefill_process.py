@@ -141,8 +141,8 @@ class PrefillProcess:
         """Nothing reads its pages any more, and nobody waits for its token."""
         if self._attempts.get(rid) == attempt:
             del self._attempts[rid], self.pages.runs[rid]
-        if self._current is not None and self._current.rid == rid:
-            self._current = None
+            if self._current is not None and self._current.rid == rid:
+                self._current = None
         kept = [each for each in self._queue if (each.rid, each.attempt) != (rid, attempt)]
         self._queue = deque(kept)
 

@@ -264,10 +264,10 @@ def work(orders: ProcessOrders, stop: threading.Event) -> None:
     )
     parts = open_ports(orders, decoder.config, config, waker.wake)
     sender = receiver = None
+    deadline_s = settings.ballot_deadline_s
     if orders.rank == 0:
-        sender = BeatSender(orders.run_folder, orders.group, settings.n_ranks)
+        sender = BeatSender(orders.run_folder, orders.group, settings.n_ranks, deadline_s, stop)
     else:
-        deadline_s = settings.ballot_deadline_s
         receiver = BeatReceiver(orders.run_folder, orders.group, orders.rank, deadline_s, stop)
     observers = observers_for(config, parts.ports)
     with Driver(config, parts.ports, observers.observer) as driver:

@@ -42,9 +42,13 @@ def sample_rows(
 def _draw(logits: torch.Tensor, sampling: Sampling, place: int) -> int:
     order = (logits / sampling.temperature).sort(descending=True, stable=True)
     shares = torch.softmax(order.values, dim=-1)
+    if not bool(torch.isfinite(shares).all()):
+        return int(logits.argmax())  # the model gave no numbers: nothing to draw from
     if 0 < sampling.top_k < shares.shape[0]:
         shares[sampling.top_k :] = 0.0
+    # The likeliest stays, however small `top_p` is: nothing can be drawn from nothing.
     before = shares.cumsum(-1) - shares
+    before[0] = -1.0
     shares[before >= sampling.top_p * shares.sum()] = 0.0
     digest = hashlib.sha256(f"{sampling.seed}/{place}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:SEED_BYTES], "little"))

@@ -15,6 +15,12 @@ from kvlift.runtime.worker.model_config import TINY_EOS, ModelRefusedError
 BYTE_BOS: Final = 256
 BYTE_VOCAB: Final = 256
 TEMPLATE_BYTES_MAX: Final = 1 << 20
+TEMPLATE_FAULTS: Final = (
+    *(TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError),
+    RecursionError,
+)
+"""What a template's own code may raise about messages that it does not expect."""
+
 PLAIN_TEMPLATE: Final = (
     "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant: {% endif %}"
@@ -56,7 +62,7 @@ class ChatTemplate:
             return environment.from_string(self.source).render(
                 messages=messages, add_generation_prompt=True, **self.special
             )
-        except (TemplateError, TypeError) as error:
+        except TEMPLATE_FAULTS as error:
             raise TemplateRefusedError(
                 f"the chat template refused the messages: {error}"
             ) from error
@@ -107,7 +113,7 @@ class FolderCodec:
 
 
 def codec_from_folder(folder: Path) -> FolderCodec:
-    """Raises `ModelRefusedError` when `tokenizer.json` is missing or damaged."""
+    """Raises `ModelRefusedError` where its files are missing or damaged."""
     path = folder / "tokenizer.json"
     try:
         tokenizer = Tokenizer.from_file(str(path))
@@ -120,12 +126,15 @@ def _template(folder: Path) -> ChatTemplate:
     settings: dict[str, object] = {}
     config = folder / "tokenizer_config.json"
     if config.exists():
-        loaded = json.loads(config.read_text(encoding="utf-8"))
+        try:
+            loaded = json.loads(_text_in(config))
+        except (ValueError, RecursionError) as error:
+            raise ModelRefusedError(f"{config} is not JSON: {error}") from error
         settings = loaded if isinstance(loaded, dict) else {}
     source = settings.get("chat_template")
     own_file = folder / "chat_template.jinja"
     if own_file.exists():
-        source = own_file.read_text(encoding="utf-8")
+        source = _text_in(own_file)
     if not isinstance(source, str):
         source = PLAIN_TEMPLATE
     if len(source) > TEMPLATE_BYTES_MAX:
@@ -138,6 +147,13 @@ def _template(folder: Path) -> ChatTemplate:
         if settings.get(name) is not None
     }
     return ChatTemplate(source, special)
+
+
+def _text_in(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelRefusedError(f"{path} cannot be read as text: {error}") from error
 
 
 def _text_of(token: object) -> str:
