@@ -44,15 +44,16 @@ SMALL: Final = (
 
 @click.command(
     epilog="Example: kvlift bench index --json > index.json",
-    help="Measure one question: " + "; ".join(f"{n}: {q}" for n, q in QUESTIONS.items()),
+    help="Measure one question, beside what could be.\n\n\b\n"
+    + "\n".join(f"{name:9} {question}" for name, question in QUESTIONS.items())
+    + "\n\nAbsolute times count on a quiet machine only; ratios are taken side by side in one run. "
+    "Ends with 1 if a case could not be measured.",
 )
 @click.argument("name", type=click.Choice(sorted(QUESTIONS)))
 @click.option("--tiny", "is_tiny", is_flag=True, help="Small sizes: checks all, measures little.")
 @json_option
 def bench(name: str, *, is_tiny: bool, as_json: bool) -> None:
-    """Absolute times count on a quiet machine only; ratios are taken side by side in one run.
-
-    Ends with 1 if a case could not be measured."""
+    """One question a call; its help is made of `QUESTIONS`."""
     measure: Callable[..., list[Row]] = importlib.import_module(
         f"kvlift.cli.benches.{name}"
     ).measure

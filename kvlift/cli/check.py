@@ -37,6 +37,7 @@ MUTANTS: Final = "kvlift.models.mutants"
 
 _SECONDS, _SECONDS_DEEP = 300.0, 3600.0
 _STATES, _STATES_DEEP = 1_000_000, 20_000_000
+_IN_TURN: Final = "[{:,.0f}; with --deep {:,.0f}]"
 _SECONDS_ALL: Final = 170.0
 """Branches are measured by default in what the worlds leave of this time."""
 
@@ -85,8 +86,16 @@ class Findings:
 )
 @click.argument("worlds", nargs=-1, metavar="[WORLD]...")
 @click.option("--list", "lists", is_flag=True, help="Say which worlds there are.")
-@click.option("--seconds", type=Finite(0, min_open=True), help="At most, a world.")
-@click.option("--max-states", type=click.IntRange(min=1), help="At most, a world.")
+@click.option(
+    "--seconds",
+    type=Finite(0, min_open=True),
+    help=f"At most, a world. {_IN_TURN.format(_SECONDS, _SECONDS_DEEP)}",
+)
+@click.option(
+    "--max-states",
+    type=click.IntRange(min=1),
+    help=f"At most, a world. {_IN_TURN.format(_STATES, _STATES_DEEP)}",
+)
 @click.option("--deep", is_flag=True, help="Larger worlds: minutes each, gigabytes of memory.")
 @click.option("--mutants", "mutates", is_flag=True, help="Seed faults: each must be found.")
 @click.option(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 from attrs import frozen
 
+from kvlift.cli.finite import Finite
 from kvlift.cli.output import (
     end,
     fail,
@@ -92,12 +93,12 @@ def _modes(_ctx: click.Context, _param: click.Parameter, value: str) -> tuple[st
 )
 @click.option(
     "--scale",
-    type=click.FloatRange(0, 1, min_open=True),
+    type=Finite(0, 1, min_open=True),
     help="Factor on the trace's lengths; 0.01 where it is left out.",
 )
 @click.option(
     "--link-gbps",
-    type=click.FloatRange(0, 10_000),
+    type=Finite(0, 10_000),
     default=LINK_GBPS,
     help="Slow the link from prefill down to so many Gbit/s; 0 leaves it alone.",
 )
@@ -188,6 +189,8 @@ def _played(wanted: Wanted, folder: Path) -> "tuple[DemoResult, Path]":
     started_s = time.monotonic()
     try:
         wanted.out.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=wanted.out):
+            pass  # Told now, and not after minutes of playing.
     except OSError as error:
         fail(f"cannot write to {wanted.out} ({error.strerror}); choose another --out")
     with _sentences():

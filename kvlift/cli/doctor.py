@@ -188,7 +188,13 @@ def _storage(folder: Path) -> str:
     run = PageRun(prompt, tuple(range(N_PAGES)))
     for page in range(N_PAGES):
         pool.page_view(page)[:] = os.urandom(PAGE_BYTES)
-    with tempfile.TemporaryDirectory(prefix="kvlift-doctor-", dir=folder) as own:
+    try:
+        place = tempfile.TemporaryDirectory(prefix="kvlift-doctor-", dir=folder)
+    except OSError as error:
+        raise Absent(
+            f"{folder} can't be written to ({error.strerror}): name another with --storage"
+        ) from error
+    with place as own:
         store = FileStore(own, pool)
         try:
             started_s = time.perf_counter()

@@ -1,5 +1,6 @@
 """`kvlift explain`: one request's life in plain words."""
 
+import shlex
 from pathlib import Path
 from typing import Final
 
@@ -17,8 +18,8 @@ from kvlift.runtime.log import plain
 RIDS_SHOWN_MAX: Final = 10
 
 
-def _named_in(journal: Path) -> str:
-    """Which requests it does name, as far as they fit on a line."""
+def _why_nothing(journal: Path, rid: str) -> str:
+    """Which requests the journal does name, as far as they fit on a line."""
     rids: dict[str, None] = {}
     n_more = 0
     with journal_lines(journal) as lines:
@@ -28,14 +29,18 @@ def _named_in(journal: Path) -> str:
                 call = reader.call(value)
                 if not isinstance(call, Submit) or call.rid in rids:
                     continue
+                if call.rid == rid:
+                    return (
+                        f"{journal} names {plain(rid)!r}, and can't be followed so far: "
+                        f"`kvlift replay {shlex.quote(str(journal))}` says why"
+                    )
                 if len(rids) < RIDS_SHOWN_MAX:
                     rids[call.rid] = None
                 else:
                     n_more += 1
-    if not rids:
-        return "it names none"
     more = f" and {n_more} more" if n_more else ""
-    return f"it names {', '.join(plain(rid) for rid in rids)}{more}"
+    named = f"{', '.join(plain(each) for each in rids)}{more}" if rids else "none"
+    return f"{journal} does not name a request {plain(rid)!r}; it names {named}"
 
 
 @click.command("explain")
@@ -54,7 +59,7 @@ def explain(journal: Path, rid: str, *, as_json: bool) -> None:
     with journal_lines(journal) as lines:
         told = explained(lines, rid)
     if not told:
-        fail(f"{journal} does not name a request {plain(rid)!r}; {_named_in(journal)}")
+        fail(_why_nothing(journal, rid))
     if as_json:
         print_json({"events": [attrs.asdict(one) for one in told]})
         return

@@ -7,17 +7,16 @@ when they are called, so that `kvlift --help` need not wait for torch.
 import importlib
 import importlib.util
 import os
-import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
-from types import FrameType
 from typing import Any, Final
 
 import click
 
-from kvlift.cli.output import INTERRUPTED, TERMINATED
+from kvlift.cli.output import FULL, INTERRUPTED, UNUSABLE, say
+from kvlift.cli.signals import ended_by_signals
 
 BROKEN_PIPE: Final = 141
 """As a shell reports a program that SIGPIPE ended: neither a success nor a finding."""
@@ -39,8 +38,20 @@ SUMMARIES: Final = {
 """In the order of the help. A command whose module is not installed is not offered."""
 
 
+class ReaderGone(Exception):
+    """Nobody reads our output any more. click would make exit code 1 of it: that of a finding."""
+
+
 class LazyGroup(click.Group):
     """Imports a subcommand when it is called."""
+
+    def make_context(self, *args: Any, **options: Any) -> click.Context:
+        with _reader_gone():
+            return super().make_context(*args, **options)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with _reader_gone():
+            return super().invoke(ctx)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [name for name in SUMMARIES if importlib.util.find_spec(f"kvlift.cli.{name}")]
@@ -56,6 +67,14 @@ class LazyGroup(click.Group):
         rows = [(name, SUMMARIES[name]) for name in self.list_commands(ctx)]
         with formatter.section("Commands"):
             formatter.write_dl(rows or [("(none)", "This installation has no commands.")])
+
+
+@contextmanager
+def _reader_gone() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError as error:
+        raise ReaderGone from error
 
 
 def _print_version(ctx: click.Context, _param: click.Parameter, value: object) -> None:
@@ -86,24 +105,47 @@ def kvlift() -> None:
 
 def main(args: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code. Errors of the call are one line each."""
-    with _terminated_like_interrupted():
+    _open_what_is_closed()
+    with ended_by_signals() as ending:
         try:
             code = kvlift.main(args=args, prog_name="kvlift", standalone_mode=False)
         except click.exceptions.NoArgsIsHelpError as error:
             click.echo(error.format_message())
             return 0
         except click.ClickException as error:
-            click.echo(f"kvlift: {_in_one_line(error)}", err=True)
+            say(f"kvlift: {_in_one_line(error)}")
             return error.exit_code
         except (click.Abort, KeyboardInterrupt):
-            click.echo("kvlift: interrupted", err=True)
+            ending.is_over = True
+            say("kvlift: interrupted")
             return INTERRUPTED
-        except BrokenPipeError:
-            # The reader of our output has gone (`kvlift ... | head`); nothing is left to say, and
-            # the interpreter must not complain when it flushes at the end.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return BROKEN_PIPE
+        except ReaderGone:
+            return _without_a_reader()
+        except SystemExit as end:
+            if isinstance(end.__context__, BrokenPipeError):  # rich ends like that
+                return _without_a_reader()
+            raise
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            say(f"kvlift: {error.strerror}: make room for the output and for temporary files")
+            return UNUSABLE
     return code if isinstance(code, int) else 0
+
+
+def _open_what_is_closed() -> None:
+    """A program that is started with `>&-` or `2>&-` has no such stream at all in Python."""
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - to the end
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - to the end
+
+
+def _without_a_reader() -> int:
+    """The reader of our output has gone (`kvlift ... | head`): nothing is left to say, and the
+    interpreter must not complain when it flushes at the end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return BROKEN_PIPE
 
 
 def _in_one_line(error: click.ClickException) -> str:
@@ -111,33 +153,3 @@ def _in_one_line(error: click.ClickException) -> str:
     if isinstance(error, click.UsageError) and error.ctx is not None:
         return f"{line} (see `{error.ctx.command_path} --help`)"
     return line
-
-
-@contextmanager
-def _terminated_like_interrupted() -> Iterator[None]:
-    """SIGTERM unwinds the stack like Ctrl-C, so that child processes and temporary files go, too.
-
-    Only the first of these signals counts: `timeout` sends two, and so does an impatient hand, and
-    the second would leave behind what the first is clearing away."""
-    before: dict[int, Any] = {}
-
-    def unwind(number: int, _frame: FrameType | None) -> None:
-        for each in before:
-            signal.signal(each, signal.SIG_IGN)
-        if number == signal.SIGINT:
-            raise KeyboardInterrupt
-        raise SystemExit(TERMINATED)
-
-    try:
-        before[signal.SIGTERM] = signal.signal(signal.SIGTERM, unwind)
-        # A background job of a shell ignores Ctrl-C, and goes on doing so.
-        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            before[signal.SIGINT] = signal.signal(signal.SIGINT, unwind)
-    except ValueError:  # not the main thread: signals belong to who embeds the command
-        yield
-        return
-    try:
-        yield
-    finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)

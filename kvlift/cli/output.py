@@ -3,12 +3,13 @@
 - Standard output carries the answer; with `--json` one JSON value and nothing else.
 - Standard error carries progress and the one line of an error.
 - Exit codes: 0 success; 1 it ran, and what it checks does not hold; 2 a wrong call or an unusable
-  environment; 130 after Ctrl-C.
+  environment; 130 after Ctrl-C, 143 after SIGTERM; 141 where the reader of the output has gone.
 """
 
+import errno
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout, suppress
 from typing import Any, Final, NoReturn, TypeVar
 
 import click
@@ -27,6 +28,9 @@ DOES_NOT_HOLD: Final = 1
 UNUSABLE: Final = 2
 INTERRUPTED: Final = 130
 TERMINATED: Final = 143
+
+FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+"""Where output or a temporary file could not be written, and the place itself is all right."""
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -82,8 +86,9 @@ def progress_bar() -> Progress:
 
 
 def say(line: str) -> None:
-    """A line of progress on standard error."""
-    click.echo(line, err=True)
+    """A line of progress on standard error, if anybody can be told there."""
+    with suppress(OSError):
+        click.echo(line, err=True)
 
 
 def fail(message: str) -> NoReturn:

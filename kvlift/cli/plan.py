@@ -10,6 +10,7 @@ from rich import box
 from rich.bar import Bar
 from rich.table import Table
 
+from kvlift.cli.finite import Finite
 from kvlift.cli.output import fail, json_option, print_json, progress_bar, table_console
 from kvlift.runtime.demo.trace import TraceError, read_trace
 from kvlift.testing.plan.run import Row, planned
@@ -31,7 +32,7 @@ def _sizes(_ctx: click.Context, _param: click.Parameter, text: str) -> list[floa
     return sizes
 
 
-RATE: Final = click.FloatRange(min=0.001, max=1e9)
+RATE: Final = Finite(min=0.001, max=1e9)
 GIBS: Final = "GIB[,GIB...]"
 
 

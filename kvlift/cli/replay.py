@@ -2,7 +2,8 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from glob import escape
 from itertools import chain
 from pathlib import Path
 
@@ -55,9 +56,20 @@ def journal_lines(journal: Path) -> Iterator[Iterator[bytes]]:
     try:
         yield chain.from_iterable(_lines_of(path) for path in parts_of(journal))
     except OSError as error:
-        fail(f"{journal}: {error.strerror}; name a journal that can be read")
+        fail(f"{journal}: {error.strerror}; {_instead_of(journal)}")
     except JournalError as error:
         fail(f"{journal}, {error}")
+
+
+def _instead_of(journal: Path) -> str:
+    """With several ranks `run.ndjson` has become `run.rank0.ndjson`, and so on."""
+    with suppress(OSError):
+        of_ranks = sorted(
+            journal.parent.glob(f"{escape(journal.stem)}.rank*{escape(journal.suffix)}")
+        )
+        if of_ranks and not journal.exists():
+            return f"each rank has a journal of its own, as {of_ranks[0]}"
+    return "name a journal that can be read"
 
 
 @click.command("replay")
@@ -80,6 +92,8 @@ def replay(journal: Path, *, upto: int | None, perfetto: Path | None, as_json: b
     Example: kvlift replay run.ndjson --perfetto run.trace.json
     """
     with journal_lines(journal) as lines:
+        if perfetto is not None:
+            _refuse_over_journal(perfetto, journal)
         result = replayed(lines, upto)
     if perfetto is not None:
         with journal_lines(journal) as lines:
@@ -123,6 +137,12 @@ def _print_state(agreed: Agreed) -> None:
     for request in agreed.requests.values():
         phase = type(request.phase).__name__.lower()
         click.echo(f"  {request.rid!r} (attempt {request.attempt}): {phase}")
+
+
+def _refuse_over_journal(perfetto: Path, journal: Path) -> None:
+    """A journal is all that is left of a run. Raises `OSError`."""
+    if perfetto.exists() and any(perfetto.samefile(part) for part in parts_of(journal)):
+        fail(f"{perfetto} is the journal itself: name another file for the trace")
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -48,8 +48,10 @@ def _kinds(_ctx: click.Context, _param: click.Parameter, text: str) -> tuple[str
         return None
     if text == "none":
         return ()
-    kinds = tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
+    kinds = tuple(dict.fromkeys(word.strip() for word in text.split(",")))
     for kind in kinds:
+        if kind in ("all", "none"):
+            raise click.BadParameter(f"{kind!r} stands alone: leave the other kinds out, or it")
         if kind not in KINDS:
             near = difflib.get_close_matches(kind, KINDS, n=1)
             hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(KINDS)}"

@@ -11,7 +11,16 @@ from pathlib import Path
 import click
 from rich.table import Table
 
-from kvlift.cli.output import end, fail, json_option, print_json, progress_bar, say, table_console
+from kvlift.cli.output import (
+    FULL,
+    end,
+    fail,
+    json_option,
+    print_json,
+    progress_bar,
+    say,
+    table_console,
+)
 from kvlift.core.policy import Switch
 from kvlift.effects.stores.care import (
     Depth,
@@ -47,6 +56,8 @@ def _on_folder(command: Callable[..., bool]) -> Callable[..., None]:
         except BrokenPipeError:
             raise
         except OSError as error:
+            if error.errno in FULL:
+                raise  # Of the output: nothing is written into the folder.
             fail(f"{directory} can't be read or changed ({error.strerror}): check its owner")
         end(holds=holds)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from attrs import evolve
 
+from kvlift.cli.doctor import Absent, _storage
 from kvlift.cli.main import main
 from kvlift.cli.plan import _remarks
 from kvlift.testing.plan.run import Row
@@ -97,6 +98,81 @@ def test_a_bench_is_told_where_it_cannot_write(
         assert "(No such file or directory): set it to a folder" in line
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        "serve --storage-gib",
+        "serve --link-gbps",
+        "demo --scale",
+        "demo --link-gbps",
+        "check --seconds",
+        "plan --trace /dev/null --link-gbps",
+        "plan --trace /dev/null --step-ms",
+    ],
+)
+def test_what_is_no_number_is_in_no_range(call: str, capfd: pytest.CaptureFixture[str]) -> None:
+    option = call.rpartition(" ")[2]
+    for word in ("nan", "inf", "-inf", "1e400"):
+        assert f"Invalid value for '{option}': " in refused(capfd, *call.split(), word)
+
+
+@pytest.mark.parametrize(
+    ("option", "size"),
+    [
+        ("--storage-gib", 1e30),
+        ("--device-pages", 1 << 40),
+        ("--host-pages", 1 << 40),
+        ("--max-running", 1 << 40),
+        ("--max-requests", 1 << 40),
+        ("--link-gbps", 1e30),
+    ],
+)
+def test_a_size_beyond_all_bounds_is_refused_by_the_name_of_its_option(
+    option: str, size: float, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert f"Invalid value for '{option}': " in refused(capfd, "serve", "--port", 0, option, size)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("--prefill-bind tcp://127.0.0.1:*", "'tcp://127.0.0.1:*' has no port that can be named"),
+        ("--role prefill --prefill-bind tcp://127.0.0.1:0", "from 1 to 65535"),
+        ("--role decode --peer tcp://127.0.0.1:99999", "'tcp://127.0.0.1:99999' has no port"),
+        ("--peer tcp://127.0.0.1:1", "--peer is for --role decode alone"),
+        ("--role decode --prefill-bind tcp://127.0.0.1:1", "a decode worker takes --peer"),
+    ],
+)
+def test_an_address_that_nobody_could_come_to_is_refused(
+    options: str, words: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert words in refused(capfd, "serve", "--port", 0, *options.split())
+
+
+def test_kinds_of_faults_do_not_go_with_all_or_none(capfd: pytest.CaptureFixture[str]) -> None:
+    for kinds, word in (("none,peer_dies", "none"), ("peer_dies,all", "all")):
+        assert f"'{word}' stands alone" in refused(capfd, "simulate", "--faults", kinds)
+    assert "no fault is called ''" in refused(capfd, "simulate", "--faults", "")
+
+
+def test_limits_and_questions_are_in_the_help(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "--help"]) == 0
+    assert "[300; with --deep 3,600]" in capfd.readouterr().out
+    assert main(["bench", "--help"]) == 0
+    assert "\n  index     What do match, insert and evict cost" in capfd.readouterr().out
+
+
+def test_a_report_that_could_not_be_written_is_told_before_anything_is_played(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    assert "cannot write to /proc (" in refused(capfd, "demo", "--out", "/proc")
+
+
+def test_the_doctor_says_in_words_that_a_folder_cannot_be_used() -> None:
+    with pytest.raises(Absent, match=r"/proc can't be written to \(.*name another with --storage"):
+        _storage(Path("/proc"))
+
+
 def row(device_gib: float, host_gib: float, n_refused: int) -> Row:
     return Row(
         sizes=Sizes(device_gib=device_gib, host_gib=host_gib, storage_gib=0),
@@ -118,3 +194,13 @@ def test_a_plan_says_once_what_a_device_cannot_hold() -> None:
         "2 GiB of device: 1 requests are larger than that",
     ]
     assert len(_remarks([rows[0], evolve(rows[1], n_failed=1)])) == 2
+
+
+def test_storage_without_a_host_tier_is_warned_of(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    options = ["serve", "--port", "0", "--storage", str(tmp_path / "kv"), "--ranks", "3"]
+    assert main([*options, "--host-pages", "0"]) == 2
+    assert "warning: without --host-pages storage is written and never" in capfd.readouterr().err
+    assert main(options) == 2
+    assert "warning" not in capfd.readouterr().err

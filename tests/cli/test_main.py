@@ -8,12 +8,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
 
 from kvlift.cli import output
 from kvlift.cli.main import SUMMARIES, LazyGroup, kvlift, main
+from tests.source import ROOT
 
 ENVIRONMENT = {**os.environ, "COLUMNS": "100"}
 
@@ -144,12 +146,45 @@ def test_an_interrupted_command_cleans_up(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_reader_that_goes_away_is_no_error() -> None:
-    command = f"{sys.executable} -m kvlift --help | true; exit ${{PIPESTATUS[0]}}"
-    for _ in range(3):
-        done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
-        assert done.returncode in (0, 1)
-        assert done.stderr == ""
+SIMULATES = "simulate --seeds 1 --ticks 5 --jobs 1 --repeat-every 0"
+STORY = "story tests/stories/a-page-goes-down-once.story"
+
+
+def called(call: str, streams: str = "", **options: Any) -> subprocess.CompletedProcess[str]:
+    """With the redirections of a shell."""
+    command = f"exec {sys.executable} -m kvlift {call} {streams}"
+    return subprocess.run(
+        ["bash", "-c", command], check=False, text=True, env=ENVIRONMENT, cwd=ROOT, **options
+    )
+
+
+@pytest.mark.parametrize("call", ["--help", "draw --json", STORY, SIMULATES])
+def test_a_reader_that_has_gone_is_neither_an_error_nor_a_finding(call: str) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = called(call, stdout=writer, stderr=subprocess.PIPE)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+@pytest.mark.parametrize("streams", [">&-", "2>&-", ">&- 2>&- <&-"])
+def test_a_stream_that_is_closed_changes_no_exit_code(streams: str) -> None:
+    done = called(SIMULATES, streams, capture_output=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("call", ["--help", "draw --json", STORY, SIMULATES])
+def test_output_that_finds_no_room_is_one_line_and_exit_code_2(call: str) -> None:
+    done = called(call, ">/dev/full", stderr=subprocess.PIPE)
+    assert (done.returncode, done.stderr) == (
+        2,
+        "kvlift: No space left on device: make room for the output and for temporary files\n",
+    )
+
+
+def test_a_wrong_call_that_nobody_can_be_told_of_is_still_one() -> None:
+    assert called("nope", "2>&-").returncode == 2
 
 
 def test_json_output_is_one_value_whatever_else_prints(capfd: pytest.CaptureFixture[str]) -> None:

@@ -30,7 +30,7 @@ from kvlift.runtime.driver import Driver
 from kvlift.runtime.explain import explain
 from kvlift.runtime.interpret import Ports
 from kvlift.runtime.journal import Journal, header_of
-from kvlift.runtime.journal_lines import ArrowRow, Decided, Header, decided_of, encoded
+from kvlift.runtime.journal_lines import FORMAT, ArrowRow, Decided, Header, decided_of, encoded
 from kvlift.runtime.journal_read import JournalError
 from kvlift.runtime.observer import Observer, Several
 from kvlift.runtime.perfetto import trace
@@ -292,7 +292,7 @@ def test_work_that_is_called_idle_is_a_difference() -> None:
 # Journals that are none.
 
 
-def header(config: dict[str, int | str], form: int = 1) -> bytes:
+def header(config: dict[str, int | str], form: int = FORMAT) -> bytes:
     return encoded(Header(format=form, config=config, has_storage=True, rank=0, n_ranks=1))
 
 
@@ -560,6 +560,32 @@ def test_the_trace_is_refused_where_it_cannot_be_written(
 
 
 # Explain.
+
+
+def test_the_trace_is_never_written_over_the_journal(
+    journal: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = journal.read_bytes()
+    other_name = journal.with_name("link.json")
+    other_name.symlink_to(journal)
+    for path in (journal, other_name):
+        assert main(["replay", str(journal), "--perfetto", str(path)]) == 2
+        assert "is the journal itself: name another file" in capsys.readouterr().err
+    assert journal.read_bytes() == before
+
+
+def test_the_journal_of_several_ranks_is_found_by_the_name_that_was_configured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for rank in (1, 0):
+        (tmp_path / f"run.rank{rank}.ndjson").write_bytes(b"")
+    for command in (["replay"], ["explain"]):
+        asked = [*command, str(tmp_path / "run.ndjson"), *(["A"] if command == ["explain"] else [])]
+        assert main(asked) == 2
+        said = capsys.readouterr().err
+        assert f"each rank has a journal of its own, as {tmp_path / 'run.rank0.ndjson'}" in said
+    assert main(["replay", str(tmp_path / "other.ndjson")]) == 2
+    assert "name a journal that can be read" in capsys.readouterr().err
 
 
 def test_explain_tells_a_life_as_lines_and_as_json(

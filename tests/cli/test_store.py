@@ -1,5 +1,7 @@
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -152,3 +154,12 @@ def test_help_has_an_example(command: str) -> None:
     result = call(command, "--help")
     assert result.exit_code == 0
     assert f"kvlift store {command} /" in result.stdout
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_folder_is_not_blamed_for_output_that_finds_no_room(folder: Path) -> None:
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "kvlift", "store", "stat", str(folder)]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("kvlift: No space left on device: make room for the output")
