@@ -35,6 +35,7 @@ from kvlift.core.submission import (
 )
 from kvlift.core.tier import Tier
 from kvlift.effects.pages import PageTable
+from kvlift.runtime.answers import check_comes_back
 from kvlift.runtime.config import Config, ConfigError
 from kvlift.runtime.divergence import explained
 from kvlift.runtime.errors import DriverClosed, RequestLeaving, UnknownRequest
@@ -85,7 +86,10 @@ class Driver:
     ) -> None:
         """Announce a request; its prefill node hears of it at the next tick.
 
-        Raises `DuplicateRequest`, `PromptTooLong`, `TooManyRequests`; nothing has happened then."""
+        Raises `DuplicateRequest`, `PromptTooLong`, `TooManyRequests`, `DriverClosed`; nothing has
+        happened then."""
+        if self._is_closed:  # It would never end, and whoever waits for it neither.
+            raise DriverClosed
         self._inbox.submit(rid, prompt, peer=peer, priority=priority, n_pages_output=n_pages_output)
 
     def abort(self, rid: str) -> None:
@@ -104,7 +108,9 @@ class Driver:
         """Give a running request up; `output` as in `finish`. Always succeeds.
 
         The KV of every token but the last must have been computed: a request that `needs_prefill`
-        may be retracted again only after that."""
+        may be retracted again only after that. Raises `PromptTooLong` for an answer that the device
+        has no room for: its request could never come back."""
+        check_comes_back(self._agreed, self.config, rid, output)
         self._inbox.call(rid, "retract", Retract(Rid(rid), output))
 
     def resume(self, rid: str) -> None:
@@ -113,7 +119,7 @@ class Driver:
 
     def flush(self, tiers: Sequence[Tier]) -> None:
         """Forget these tiers: at once what nothing uses, the rest as soon as it is let go."""
-        for tier in tiers:
+        for tier in [Tier(each) for each in tiers]:  # all of them, or a ValueError for none
             self._inbox.append(Flush(tier))
 
     def detach_storage(self) -> None:
@@ -121,6 +127,9 @@ class Driver:
         self._inbox.append(DetachStorage())
 
     def attach_storage(self) -> None:
+        """After a detach. Raises `ConfigError` where there is no store that could answer."""
+        if self._half.ports.store is None:
+            raise ConfigError("there is no store to attach: make a driver whose Ports have one")
         self._inbox.append(AttachStorage())
 
     def grow(self, rid: str, n_pages: int) -> Growth:
@@ -160,12 +169,13 @@ class Driver:
 
     def reconfigure(self, config: Config) -> None:
         """Other choices and limits from the next tick on, on all ranks alike; sizes must stay."""
-        for name in ("page_tokens", "device_pages", "host_pages", "ballot_slots"):
+        for name in ("page_tokens", "device_pages", "host_pages", "ballot_slots", "device_tier"):
             if getattr(config, name) != getattr(self.config, name):
                 raise ConfigError(f"{name} can't change while the driver runs: make a new one")
         self.config = config
         self._policy = config.policy()
         self._limits = config.limits()
+        self._inbox.reconfigure(config)
         self._half.reconfigure(config)
         self._observer.reconfigured(config)
 
@@ -240,7 +250,10 @@ class Driver:
         return self._inbox.take(0 if verdict is None else verdict.n_submissions)
 
     def _vote(self) -> None:
-        is_needed = is_under_way(self._agreed) or not self._half.is_healthy
+        # The others send none while nothing is under way: a fault of this rank is told in the next
+        # one that all send. Sent alone, it would wait for them and then blame them.
+        is_telling = not self._half.is_healthy and self._half.ports.ranks.n_ranks == 1
+        is_needed = is_under_way(self._agreed) or is_telling
         self._n_ballots = 0
         if not is_needed and self.config.idle_ballots is Switch.OFF:
             return

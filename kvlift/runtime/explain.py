@@ -16,17 +16,23 @@ from kvlift.core.draft import Draft
 from kvlift.core.ids import Attempt
 from kvlift.core.index import match
 from kvlift.core.landed import Landed
-from kvlift.core.notice import Notice
+from kvlift.core.notice import Notice, WasPromised
+from kvlift.core.observation import OVERDUE, Observation
 from kvlift.core.phase import Asking, Resuming, Waiting
-from kvlift.core.policy import Policy
+from kvlift.core.policy import Policy, Switch
 from kvlift.core.submission import Submission, Submit
 from kvlift.runtime.explain_words import (
     ARROWS,
+    DETACHED,
+    ENOUGH,
+    TOO_SLOW,
     WHY_SHRUNK,
     notice_words,
     pages,
     report_words,
+    span,
     started_words,
+    why_not_read,
 )
 from kvlift.runtime.journal_lines import (
     ArrowRow,
@@ -167,14 +173,16 @@ class Life:
 
     def _decided(self, moment: Moment, decided: Decided, notices: list[Notice]) -> None:
         for arrow in decided.arrows:
-            text = ARROWS.get(arrow.event)
+            text = self._arrow_words(moment, arrow)
             if arrow.owner in self.attempts and text is not None:
-                self.say(moment.tick, text + self._n_stored(moment, arrow), arrow.owner)
+                self.say(moment.tick, text, arrow.owner)
         for notice in notices:
             if getattr(notice, "rid", None) == self.rid:
                 attempt = getattr(notice, "attempt", None)
-                why = _why_shrunk(decided.arrows, attempt)
+                why = self._why_shrunk(moment, decided.arrows, attempt)
                 self.say(moment.tick, notice_words(notice, why), attempt)
+                if isinstance(notice, WasPromised):
+                    self._say_what_is_not_read(moment, notice)
         for row in decided.effects:
             known = self.tickets.get(row.ticket)
             if row.owner in self.attempts:
@@ -188,15 +196,72 @@ class Life:
             if arrow.owner in self.attempts and arrow.event == "Drained":
                 self.say(moment.tick, "nothing touches its pages any more", arrow.owner)
 
-    def _n_stored(self, moment: Moment, arrow: ArrowRow) -> str:
-        """What all ranks have in storage of the pages that were asked for."""
-        if arrow.event != "StorageAnswered" or moment.verdict is None:
+    def _arrow_words(self, moment: Moment, arrow: ArrowRow) -> str | None:
+        match arrow.event:
+            case "StorageAnswered":
+                return self._answer_words(moment, arrow.owner)
+            case "ReadOverdue":
+                why = self._why_given_up(moment, arrow.owner)
+                return ARROWS[arrow.event] + (f": {why}" if why else "")
+            case _:
+                return ARROWS.get(arrow.event)
+
+    def _answer_words(self, moment: Moment, attempt: int) -> str:
+        """What all ranks have in storage of the pages that were asked for, if they have said so."""
+        found = self._news(moment, attempt, "StartLookup")
+        if found is None:
+            return ARROWS["StorageAnswered"]
+        row, seen = found
+        if seen.ended:
+            return f"all ranks know what storage has: {seen.progress} of {pages(row.n_pages)}"
+        return f"{ARROWS['StorageAnswered']}: some rank has found nothing, or waited too long"
+
+    def _say_what_is_not_read(self, moment: Moment, notice: WasPromised) -> None:
+        """Pages that storage has for a request, and that its admission leaves there."""
+        request = None if moment.before is None else moment.before.requests.get(notice.attempt)
+        if request is None or moment.after is None or moment.after.storage is Switch.OFF:
+            return
+        start = stop = 0
+        found = self._news(moment, notice.attempt, "StartLookup")
+        if found is not None:
+            start, stop = found[0].start, found[0].start + found[1].progress
+        elif isinstance(request.phase, Waiting):
+            start, stop = request.phase.stored_start, request.phase.stored_stop
+        bounds = notice.plan.bounds
+        if start <= bounds.host and bounds.storage < stop:
+            n_read, n_left = bounds.storage - bounds.host, stop - bounds.storage
+            why = why_not_read(moment.after.rates, self.reader.config, n_read, n_left)
+            text = f"{span(bounds.storage, n_left)} stay in storage: {why}"
+            self.say(moment.tick, text, notice.attempt)
+
+    def _why_given_up(self, moment: Moment, attempt: int) -> str:
+        """Of a read. Nothing where the core's state is not known."""
+        if isinstance(moment.line, TickLine) and any(
+            "DetachStorage" in call for call in moment.line.calls
+        ):
+            return DETACHED
+        if moment.before is None:
             return ""
-        for ticket, seen in moment.verdict.observations:
+        found = self._news(moment, attempt, "StartPrefetch")
+        return ENOUGH if found is None or found[1].ceiling != OVERDUE else TOO_SLOW
+
+    def _news(
+        self, moment: Moment, attempt: int, what: str
+    ) -> tuple[EffectRow, Observation] | None:
+        """What the verdict says anew of the ticket that such an effect of the attempt began."""
+        for ticket, seen in () if moment.verdict is None else moment.verdict.observations:
             row = self.tickets.get(ticket)
-            if row is not None and row.what == "StartLookup" and row.owner == arrow.owner:
-                return f": {seen.progress} of {pages(row.n_pages)}"
-        return ""
+            if row is not None and (row.what, row.owner, row.ticket) == (what, attempt, ticket):
+                return row, seen
+        return None
+
+    def _why_shrunk(self, moment: Moment, arrows: Iterable[ArrowRow], attempt: int | None) -> str:
+        happened = {arrow.event for arrow in arrows if arrow.owner == attempt}
+        event = next((event for event in WHY_SHRUNK if event in happened), None)
+        if event is None or attempt is None:
+            return ""
+        why = self._why_given_up(moment, attempt) if event == "ReadOverdue" else ""
+        return WHY_SHRUNK[event] + (f": {why}" if why else "")
 
     def _wait(self, moment: Moment) -> None:
         """Said once for each reason, not at every tick. Room is tried with a verdict only."""
@@ -212,11 +277,6 @@ class Life:
         elif why[0] != self._why_waiting and (moment.verdict is not None or why[0] == "storage"):
             self._why_waiting = why[0]
             self.say(moment.tick, why[1], request.attempt)
-
-
-def _why_shrunk(arrows: Iterable[ArrowRow], attempt: object) -> str:
-    happened = {arrow.event for arrow in arrows if arrow.owner == attempt}
-    return next((text for event, text in WHY_SHRUNK.items() if event in happened), "")
 
 
 def why_waiting(agreed: Agreed, request: Request, policy: Policy) -> tuple[str, str] | None:

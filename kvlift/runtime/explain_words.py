@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Final, assert_never
 
+from kvlift.core.agreed import Rates
 from kvlift.core.landed import (
     Landed,
     LookupAnswered,
@@ -28,18 +29,20 @@ from kvlift.core.notice import (
     WasRetracted,
 )
 from kvlift.core.plan import Plan
+from kvlift.core.policy import Switch
 from kvlift.core.tier import Source
+from kvlift.runtime.config import Config
 from kvlift.runtime.journal_lines import EffectRow
 from kvlift.runtime.log import plain
 from kvlift.runtime.telling import WORDS
 
 ARROWS: Final[Mapping[str, str]] = {
-    "StorageAnswered": "all ranks know what storage has",
+    "StorageAnswered": "storage is asked no more",
     "ReadShort": "some rank could not read all of it from storage",
-    "ReadOverdue": "the read from storage took too long on some rank and is given up",
+    "ReadOverdue": "the read from storage is given up",
     "ReadEnded": "the read from storage has ended on all ranks",
     "CopyShort": "a restore came up short on some rank",
-    "CopyEnded": "a restore has landed on all ranks",
+    "CopyEnded": "a restore has ended on all ranks",
     "PagesCame": "more pages from the prefill node are on all ranks",
     "TokenCame": "the first token is on all ranks",
     "PeerStopped": "the prefill node can give no more",
@@ -57,7 +60,7 @@ ARROWS: Final[Mapping[str, str]] = {
 
 WHY_SHRUNK: Final[Mapping[str, str]] = {
     "ReadShort": "a page was missing or damaged in storage on some rank",
-    "ReadOverdue": "the read from storage was too slow on some rank",
+    "ReadOverdue": "the read from storage was given up",
     "CopyShort": "a copy to the device failed on some rank",
     "LeaderLost": "the request that was to bring these pages has ended",
     "HandedOver": "the request that was to bring these pages has ended",
@@ -65,6 +68,12 @@ WHY_SHRUNK: Final[Mapping[str, str]] = {
     "CopyEnded": "a copy to the device ended early on some rank",
 }
 """By event, the surest reason first."""
+
+
+TOO_SLOW: Final = "it took too long on some rank"
+DETACHED: Final = "storage is detached"
+ENOUGH: Final = "everything else is here"
+"""Why a read is given up, where the core's state is known."""
 
 
 def pages(n_pages: int) -> str:
@@ -168,6 +177,17 @@ def notice_words(notice: Notice, why_shrunk: str) -> str:
 
 
 _NO_GROWTH: Final = "its growth is refused"
+
+
+def why_not_read(rates: Rates, config: Config, n_read: int, n_left: int) -> str:
+    """Why an admission reads `n_read` pages and leaves `n_left` that storage has as well."""
+    measured = f"a read has taken {rates.prefetch_us} us a page, a transfer {rates.transfer_us}"
+    is_dearer = rates.is_read_dearer(config.cost_threshold_percent)
+    if n_read == 0 and n_left < config.prefetch_min_pages:
+        return f"fewer than {pages(config.prefetch_min_pages)} are not worth a read"
+    if n_read == 0 and config.cost_model is Switch.ON and is_dearer:
+        return f"by what was measured they come sooner from the prefill node ({measured})"
+    return "the host has no room for them"
 
 
 def plan_words(plan: Plan) -> str:

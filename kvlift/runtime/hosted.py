@@ -29,6 +29,7 @@ from kvlift.core.tier import Tier
 from kvlift.effects.clock import MonotonicClock
 from kvlift.effects.ports import Clock
 from kvlift.effects.wakeup import Wakeup
+from kvlift.runtime.answers import check_comes_back
 from kvlift.runtime.config import Config
 from kvlift.runtime.errors import RequestLeaving, UnknownRequest
 from kvlift.runtime.inbox import Inbox
@@ -113,6 +114,7 @@ class Scheduler:
         self._inbox = Inbox(config, Wakeup())
         self._device = device_table(config)
         self._late: list[Decision] = []
+        self._n_workers = 0
 
     def submit(
         self,
@@ -144,13 +146,15 @@ class Scheduler:
         self._inbox.call(rid, "finish", Finish(Rid(rid), output))
 
     def retract(self, rid: str, output: bytes) -> None:
+        """As `Driver.retract`."""
+        check_comes_back(self._agreed, self.config, rid, output)
         self._inbox.call(rid, "retract", Retract(Rid(rid), output))
 
     def resume(self, rid: str) -> None:
         self._inbox.call(rid, "resume", Resume(Rid(rid)))
 
     def flush(self, tiers: Sequence[Tier]) -> None:
-        for tier in tiers:
+        for tier in [Tier(each) for each in tiers]:  # all of them, or a ValueError for none
             self._inbox.append(Flush(tier))
 
     def grow(self, rid: str, n_pages: int) -> Growth:
@@ -176,7 +180,15 @@ class Scheduler:
     def tick(self, ballots: Sequence[Sequence[int]]) -> tuple[Tick, Orders]:
         """One round. `ballots`: every worker's answer to the last orders, if they were awaited.
 
-        Raises `RanksDiverged`, `RankFailed`: end the workers."""
+        Raises `RanksDiverged`, `RankFailed`: end the workers. Raises `ValueError` where there are
+        more or fewer ballots than at the first time, and nothing has happened then: what the others
+        say is no word about the worker that is missing."""
+        if ballots:
+            self._n_workers = self._n_workers or len(ballots)
+            if len(ballots) != self._n_workers:
+                raise ValueError(
+                    f"{len(ballots)} ballots of {self._n_workers} workers: wait for all of them"
+                )
         self._observer.began()
         done = Round(self._clock.now_ns())
         try:

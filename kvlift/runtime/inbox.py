@@ -4,8 +4,10 @@ Thread-safe: `submit` and `abort` come from anywhere."""
 
 import threading
 from collections import deque
+from typing import Final
 
 from kvlift.core.ids import Rid
+from kvlift.core.keys import TOKEN_BYTES
 from kvlift.core.policy import Switch
 from kvlift.core.prompt import Prompt
 from kvlift.core.submission import Abort, Finish, Retract, Submission, Submit
@@ -17,6 +19,9 @@ from kvlift.runtime.errors import (
     TooManyRequests,
     UnknownRequest,
 )
+
+PRIORITY_MIN: Final = -(1 << 63)
+PRIORITY_MAX: Final = (1 << 63) - 1
 
 
 class Inbox:
@@ -30,6 +35,10 @@ class Inbox:
         self._lock = threading.Lock()
         self._n_taken = 0
 
+    def reconfigure(self, config: Config) -> None:
+        """`requests_max`; who is there beyond it stays."""
+        self._config = config
+
     def submit(
         self,
         rid: str,
@@ -41,6 +50,9 @@ class Inbox:
         n_pages_given: int = 0,
     ) -> None:
         """Raises a `RequestError` or `ValueError` where the request can't be; nothing is kept."""
+        _check_words(rid, peer)
+        if not PRIORITY_MIN <= priority <= PRIORITY_MAX:
+            raise ValueError(f"a priority is a signed 64-bit number, not {priority}")
         self._check(rid, prompt, n_pages_output, n_pages_given)
         with self._lock:
             if rid in self._alive:
@@ -61,14 +73,17 @@ class Inbox:
         self._wakeup.ring()
 
     def _check(self, rid: str, prompt: Prompt, n_pages_output: int, n_pages_given: int) -> None:
-        n_pages = prompt.n_pages + n_pages_output
-        if n_pages > self._config.device_pages:
-            raise PromptTooLong(rid, n_pages, self._config.device_pages)
+        if n_pages_output < 0:
+            raise ValueError(f"an output has 0 pages or more, not {n_pages_output}")
+        _check_tokens("prompt", prompt.tokens)
         if prompt.page_tokens != self._config.page_tokens:
             raise ValueError(
                 f"the prompt's pages have {prompt.page_tokens} tokens, "
                 f"the cache's {self._config.page_tokens}"
             )
+        n_pages = prompt.n_pages + n_pages_output
+        if n_pages > self._config.device_pages:
+            raise PromptTooLong(rid, n_pages, self._config.device_pages)
         if not 0 <= n_pages_given <= prompt.n_pages_full:
             raise ValueError(f"{n_pages_given} full pages given of {prompt.n_pages_full}")
         if n_pages_given and self._config.device_tier is Switch.ON:
@@ -77,7 +92,10 @@ class Inbox:
             raise ValueError(f"request {rid!r} has an empty prompt")
 
     def call(self, rid: str, name: str, call: Submission) -> None:
-        """A call about a living request. Raises `UnknownRequest`."""
+        """A call about a living request. Raises `UnknownRequest`, and `ValueError` for an output
+        that is no buffer of tokens."""
+        if isinstance(call, Finish | Retract):
+            _check_tokens("output", call.output)
         with self._lock:
             if rid not in self._alive:
                 raise UnknownRequest(rid, name)
@@ -123,3 +141,18 @@ class Inbox:
         """The id is free again."""
         with self._lock:
             self._alive.discard(rid)
+
+
+def _check_tokens(name: str, tokens: object) -> None:
+    """What is given as a list of numbers would be found out in the middle of a tick only."""
+    if not isinstance(tokens, bytes) or len(tokens) % TOKEN_BYTES:
+        raise ValueError(f"the {name} is no buffer of tokens: make it with token_bytes([...])")
+
+
+def _check_words(*words: str) -> None:
+    """Half a character (a lone surrogate) can be digested, written or sent by nobody."""
+    for word in words:
+        try:
+            word.encode()
+        except UnicodeEncodeError:
+            raise ValueError(f"{ascii(word)[:200]} is not valid Unicode") from None

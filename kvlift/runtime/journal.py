@@ -18,7 +18,7 @@ from kvlift.core.advance import Decision, State
 from kvlift.core.landed import Landed
 from kvlift.core.submission import Finish, Retract, Submission, Submit
 from kvlift.runtime.config import Config
-from kvlift.runtime.journal_file import dump
+from kvlift.runtime.journal_file import LOG, dump
 from kvlift.runtime.journal_lines import (
     FORMAT,
     AdoptLine,
@@ -207,8 +207,12 @@ class Journal(SilentObserver):
         with self._lock:
             self._note_idle_ticks()
             self._sink.close()
-        if isinstance(self._sink, Ring) and self._path is not None:
+        if not isinstance(self._sink, Ring) or self._path is None:
+            return
+        try:
             self.dump(self._path)
+        except OSError as error:  # weather, as for a file that is written all along
+            LOG.error("the journal %s could not be written: %s", self._path, error)
 
     def dump(self, path: Path) -> None:
         """Write what a ring holds to a file of its own. From any thread. Raises `OSError`."""

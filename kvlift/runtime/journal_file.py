@@ -129,6 +129,8 @@ class FileSink:
                     self._write_line(line)
                 except OSError as error:
                     self._stop(str(error))
+                except Exception as error:  # noqa: BLE001 - a line nobody can write: told, not silent
+                    self._stop(f"{type(error).__name__}: {error}")
             with self._count:
                 self._n_bytes_behind -= n_bytes
         os.close(self._descriptor)

@@ -46,7 +46,7 @@ from kvlift.core.effect import (
 from kvlift.core.ids import Ticket
 from kvlift.runtime.observer import During
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 NOTE: Final = "This journal holds the prompts and answers of users as tokens. Keep it private."
 
 Named: TypeAlias = dict[str, Any]

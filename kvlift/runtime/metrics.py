@@ -204,11 +204,12 @@ class Metrics(SilentObserver):
             self._arrived_ns.setdefault(attempt, now_ns)
 
     def _note_bounds(self, state: State, attempt: Attempt) -> None:
+        """Of what was promised alone: a request that comes back after a retraction was not."""
         request = state.agreed.requests.get(attempt)
-        if request is not None and isinstance(request.phase, Filling):
-            self._bounds[attempt] = request.phase.plan.bounds
-        else:
+        if request is None or not isinstance(request.phase, Filling):
             self._bounds.pop(attempt, None)
+        elif attempt in self._bounds:
+            self._bounds[attempt] = request.phase.plan.bounds
 
     def _count(self, state: State, notice: Notice, decision: Decision, now_ns: int) -> None:
         match notice:
@@ -241,17 +242,18 @@ class Metrics(SilentObserver):
                 pass
 
     def _count_ready(self, state: State, notice: BecameReady) -> None:
-        """The last page of a prompt has fewer tokens than a page has room for."""
+        """The last page of a prompt has fewer tokens than a page has room for, wherever it was."""
         plan = notice.plan
-        for source, n_pages in _pages(plan.bounds).items():
-            n_tokens = n_pages * self._page_tokens
-            self._series("kvlift_tokens_restored_total", source.value).inc(n_tokens)
         request = state.agreed.requests.get(notice.attempt)
         if request is None:
             return
-        n_rest = max(0, request.prompt.n_tokens - plan.bounds.storage * self._page_tokens)
+        n_left = request.prompt.n_tokens
+        for source, n_pages in _pages(plan.bounds).items():
+            n_tokens = min(n_left, n_pages * self._page_tokens)
+            self._series("kvlift_tokens_restored_total", source.value).inc(n_tokens)
+            n_left -= n_tokens
         name = "received" if plan.rest is Source.PEER else "recomputed"
-        self._series(f"kvlift_tokens_{name}_total").inc(n_rest)
+        self._series(f"kvlift_tokens_{name}_total").inc(n_left)
 
     # Gauges.
 

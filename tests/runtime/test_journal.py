@@ -23,7 +23,7 @@ from kvlift.runtime.config import Config, ConfigError
 from kvlift.runtime.driver import Driver
 from kvlift.runtime.explain import explain
 from kvlift.runtime.journal import Ring, path_of_rank
-from kvlift.runtime.journal_lines import Header, IdleLine, encoded, without_zeros
+from kvlift.runtime.journal_lines import FORMAT, Header, IdleLine, encoded, without_zeros
 from kvlift.runtime.journal_read import JournalError
 from kvlift.runtime.observers import Observers, observers_for
 from kvlift.runtime.replay import replay
@@ -70,7 +70,7 @@ def kinds(lines: list[bytes]) -> list[str]:
 def test_the_first_line_holds_the_config_and_says_that_prompts_are_inside() -> None:
     world = JournalWorld(n_ranks=2)
     header = json.loads(world.journal(1)[0])
-    assert (header["line"], header["format"]) == ("journal", 1)
+    assert (header["line"], header["format"]) == ("journal", FORMAT)
     assert (header["rank"], header["n_ranks"], header["has_storage"]) == (1, 2, True)
     assert Config.parse(header["config"]) == world.drivers[1].config
     assert "prompts" in header["note"]
@@ -354,5 +354,5 @@ def test_what_happened_by_chance_is_written_and_decided_again_on_every_rank() ->
 
 
 def test_a_header_is_one_line() -> None:
-    header = Header(format=1, config={}, has_storage=False, rank=0, n_ranks=1)
+    header = Header(format=FORMAT, config={}, has_storage=False, rank=0, n_ranks=1)
     assert encoded(header).count(b"\n") == 1

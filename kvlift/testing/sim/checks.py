@@ -54,6 +54,7 @@ class Checks:
         self.n_ticks += 1
         if self.n_ticks % TICKS_BETWEEN_LOOKS == 0:
             yield from cached_bytes(world)
+            yield from stored_bytes(world)
 
     def know(self, prompts: Iterable[Prompt]) -> None:
         """Pages that were there before the run."""
@@ -125,6 +126,14 @@ def facts_of(world: World, number: int) -> RankFacts:
         host=_tier(host, host_counts(agreed), aside.get(Tier.HOST, 0)),
         open_tickets=frozenset(agreed.tickets),
     )
+
+
+def stored_bytes(world: World) -> Iterator[str]:
+    """What is in storage is what its key says, read or not: its checksum is of what was written."""
+    for number, rank in enumerate(world.ranks):
+        wrong = [key for key, stored in rank.store.pages.items() if stored.content != key]
+        if wrong:
+            yield f"bytes: rank {number}: pages {wrong[:4]} in storage hold something else"
 
 
 def cached_bytes(world: World) -> Iterator[str]:
@@ -199,6 +208,9 @@ def leaks(world: World) -> Iterator[str]:
             - len(driver.page_table(Tier.HOST).free_pages())
             - snapshot.host.cached,
             "effects in flight": sum(1 for _access in rank.accesses()),
+            "conversations whose prefill node was not told of their end": len(
+                rank.peers.open_talks()
+            ),
             "watches": len(driver.state.local.watches),
         }
         for what, n_left in left.items():

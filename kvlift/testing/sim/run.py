@@ -9,7 +9,7 @@ from attrs import define, field, frozen
 
 from kvlift.core.ballot import RanksDiverged
 from kvlift.runtime.tick import Tick
-from kvlift.testing.sim.checks import Checks, leaks, words_of
+from kvlift.testing.sim.checks import Checks, cached_bytes, leaks, stored_bytes, words_of
 from kvlift.testing.sim.faults import Faults
 from kvlift.testing.sim.host import Host
 from kvlift.testing.sim.plan import Options, Plan, drawn_plan
@@ -129,6 +129,8 @@ class Run:
             if self.host.is_done():
                 left = list(leaks(self.world))
                 if not left:
+                    for claim in (*cached_bytes(self.world), *stored_bytes(self.world)):
+                        self._broken(claim)
                     return
         for job in self.host.alive():
             self._broken(f"liveness: {job.rid} is still {job.stand.value} after {n_most} ticks")
