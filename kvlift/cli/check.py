@@ -101,7 +101,7 @@ class Findings:
 @click.option(
     "--coverage/--no-coverage",
     default=None,
-    help="Measure which branches of the core are reached. By default if no world is named.",
+    help="Measure which branches of the core are reached. By default if nothing else is asked for.",
 )
 @click.option(
     "--jobs",
@@ -154,7 +154,8 @@ def check(
         )
         for name in dict.fromkeys(worlds or known)
     ]
-    measures = coverage if coverage is not None else not worlds and not deep
+    by_default = not worlds and not deep and not mutates
+    measures = coverage if coverage is not None else by_default
     with only_the_answer_on_stdout(as_json=as_json):
         try:
             findings = _findings(asked, jobs, mutates=mutates, measures=measures, insists=coverage)
