@@ -201,6 +201,18 @@ def test_a_read_that_is_left_out_for_its_price_gets_cheaper_with_every_transfer(
     assert rank.local.rates == Rates(prefetch_us=after_us, transfer_us=2000)
 
 
+@pytest.mark.parametrize(("before_us", "percent", "after_us"), [(2, 100, 1), (1, 50, 1)])
+def test_the_price_of_a_read_never_becomes_that_of_one_that_was_not_measured(
+    before_us: int, percent: int, after_us: int
+) -> None:
+    rank = Rank(evolve(ROOMY, transfer_deadline_ms=9000, cost_threshold_percent=percent))
+    rank.local = evolve(rank.local, rates=Rates(prefetch_us=before_us, transfer_us=1))
+    rank.now_ns = 10 * MS
+    rank.order(hold(), want(1))
+    rank.hear(PagesArrived(HOLD, 1), at_ms=10)
+    assert rank.local.rates == Rates(prefetch_us=after_us, transfer_us=1)
+
+
 def test_a_lookup_that_finds_less_says_so() -> None:
     rank = Rank(ROOMY)
     rank.order(StartLookup(ticket=READ, prompt=PROMPT, start=0, stop=3))

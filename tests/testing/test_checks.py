@@ -48,3 +48,8 @@ def test_a_prefill_node_that_never_hears_that_it_may_let_go_is_found(
     monkeypatch.setattr(SimPeers, "send_committed", lambda *_: None)
     result = first_violation(evolve(SHORT, n_requests_max=6))
     assert "was not told" in result.violations[0].claim
+
+
+@pytest.mark.slow
+def test_a_prefill_node_that_stays_silent_was_told_though_it_does_not_confirm_it() -> None:
+    assert not play(887, Options(n_ticks=2000, n_ranks=4)).violations

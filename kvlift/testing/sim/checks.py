@@ -208,8 +208,9 @@ def leaks(world: World) -> Iterator[str]:
             - len(driver.page_table(Tier.HOST).free_pages())
             - snapshot.host.cached,
             "effects in flight": sum(1 for _access in rank.accesses()),
-            "conversations whose prefill node was not told of their end": len(
-                rank.peers.open_talks()
+            # One that is silent to the end is told, and never confirms it.
+            "conversations whose prefill node was not told of their end": sum(
+                not talk.is_aborted for _node, talk in rank.peers.open_talks()
             ),
             "watches": len(driver.state.local.watches),
         }
