@@ -29,7 +29,6 @@ SECRET_BYTES_MIN: Final = 16
 PAGES_MAX: Final = 1 << 24
 LIVE_MAX: Final = 1 << 16
 STORAGE_GIB_MAX: Final = 1 << 20
-PORT_MAX: Final = 65_535
 STORAGE_UNREAD: Final = (
     "without --host-pages storage is written and never read: pages come back through the host"
 )
@@ -47,7 +46,6 @@ def _settings(**options: Any) -> "WorkerSettings":
     from kvlift.runtime.worker.settings import WorkerSettings
 
     fields = _fields(options.pop("config"))
-    _check_addresses(options["role"], options["prefill_bind"], options["peers"])
     if options["role"] == "prefill":
         options["storage_folder"] = ""
     settings = WorkerSettings(driver=fields, **options)
@@ -55,23 +53,6 @@ def _settings(**options: Any) -> "WorkerSettings":
     if fault is not None:
         raise click.UsageError(fault)
     return settings
-
-
-def _check_addresses(role: str, bind: str, peers: Sequence[str]) -> None:
-    """Each of a kind that somebody can come to, and none that nobody would use."""
-    if peers and role != "decode":
-        raise click.UsageError(
-            "--peer is for --role decode alone: it names that worker's prefill nodes"
-        )
-    if bind and role == "decode":
-        raise click.UsageError("--prefill-bind is for a prefill node: a decode worker takes --peer")
-    for address in (*peers, *filter(None, [bind])):
-        port = address.rpartition(":")[2]
-        if address.startswith("tcp://") and not (port.isdecimal() and 0 < int(port) <= PORT_MAX):
-            raise click.UsageError(
-                f"{address[:64]!r} has no port that can be named: write tcp://HOST:PORT, "
-                f"with a PORT from 1 to {PORT_MAX}"
-            )
 
 
 def _fields(entries: Sequence[str]) -> dict[str, object]:

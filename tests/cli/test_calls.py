@@ -136,9 +136,9 @@ def test_a_size_beyond_all_bounds_is_refused_by_the_name_of_its_option(
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ("--prefill-bind tcp://127.0.0.1:*", "'tcp://127.0.0.1:*' has no port that can be named"),
+        ("--prefill-bind tcp://127.0.0.1:*", "'tcp://127.0.0.1:*' is no address of a prefill node"),
         ("--role prefill --prefill-bind tcp://127.0.0.1:0", "from 1 to 65535"),
-        ("--role decode --peer tcp://127.0.0.1:99999", "'tcp://127.0.0.1:99999' has no port"),
+        ("--role decode --peer tcp://127.0.0.1:99999", "'tcp://127.0.0.1:99999' is no address"),
         ("--peer tcp://127.0.0.1:1", "--peer is for --role decode alone"),
         ("--role decode --prefill-bind tcp://127.0.0.1:1", "a decode worker takes --peer"),
     ],

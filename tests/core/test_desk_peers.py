@@ -187,30 +187,26 @@ def test_reads_and_transfers_are_measured_a_page() -> None:
 
 
 @pytest.mark.parametrize(
-    ("before_us", "percent", "after_us"),
-    [(6400, 100, 6300), (6400, 400, 6400), (2001, 100, 1969), (60, 1, 59), (1, 1, 1)],
+    ("read_us", "transfer_us", "percent", "after_us"),
+    [
+        (6400, 2000, 100, 6300),
+        (6400, 2000, 400, 6400),
+        (2001, 2000, 100, 1969),
+        (60, 2000, 1, 59),
+        (1, 2000, 1, 1),
+        (2, 1, 100, 1),
+        (1, 1, 50, 1),  # 0 is that of a read that was never measured
+    ],
 )
 def test_a_read_that_is_left_out_for_its_price_gets_cheaper_with_every_transfer(
-    before_us: int, percent: int, after_us: int
+    read_us: int, transfer_us: int, percent: int, after_us: int
 ) -> None:
     rank = Rank(evolve(ROOMY, transfer_deadline_ms=9000, cost_threshold_percent=percent))
-    rank.local = evolve(rank.local, rates=Rates(prefetch_us=before_us, transfer_us=2000))
+    rank.local = evolve(rank.local, rates=Rates(prefetch_us=read_us, transfer_us=transfer_us))
     rank.now_ns = 10 * MS
     rank.order(hold(), want(1))
-    rank.hear(PagesArrived(HOLD, 1), at_ms=12)
-    assert rank.local.rates == Rates(prefetch_us=after_us, transfer_us=2000)
-
-
-@pytest.mark.parametrize(("before_us", "percent", "after_us"), [(2, 100, 1), (1, 50, 1)])
-def test_the_price_of_a_read_never_becomes_that_of_one_that_was_not_measured(
-    before_us: int, percent: int, after_us: int
-) -> None:
-    rank = Rank(evolve(ROOMY, transfer_deadline_ms=9000, cost_threshold_percent=percent))
-    rank.local = evolve(rank.local, rates=Rates(prefetch_us=before_us, transfer_us=1))
-    rank.now_ns = 10 * MS
-    rank.order(hold(), want(1))
-    rank.hear(PagesArrived(HOLD, 1), at_ms=10)
-    assert rank.local.rates == Rates(prefetch_us=after_us, transfer_us=1)
+    rank.hear(PagesArrived(HOLD, 1), at_ms=10 + transfer_us // 1000)
+    assert rank.local.rates == Rates(prefetch_us=after_us, transfer_us=transfer_us)
 
 
 def test_a_lookup_that_finds_less_says_so() -> None:

@@ -194,11 +194,11 @@ class JournalWorld:
                     rank.store.fail(one)
 
 
-def ports_of(rank: SimRank) -> Ports:
+def ports_of(rank: SimRank, *, has_storage: bool = True) -> Ports:
     return Ports(
         copies=rank.copies,
         peers=rank.peers,
         ranks=rank.ranks,
         clock=rank.clock,
-        store=rank.store,
+        store=rank.store if has_storage else None,
     )

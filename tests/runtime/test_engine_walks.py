@@ -15,20 +15,18 @@ from attrs import define, field
 
 from kvlift.core.invariants import breaches
 from kvlift.core.keys import Namespace
-from kvlift.core.landed import PeerCause
 from kvlift.core.prompt import Prompt, token_bytes
 from kvlift.core.tier import Tier
 from kvlift.runtime.config import Config
 from kvlift.runtime.driver import Driver
-from kvlift.runtime.interpret import Ports
 from kvlift.runtime.worker.decode_engine import DecodeEngine
 from kvlift.runtime.worker.decoding import Row
 from kvlift.runtime.worker.generation import Output, Request, Sampling
-from kvlift.testing.clock import NS_PER_MS
-from kvlift.testing.sim_memory import Mode, page_value
-from kvlift.testing.sim_operation import Kind, Operation
+from kvlift.testing.sim_memory import page_value
 from kvlift.testing.sim_peers import PrefillNode
 from kvlift.testing.sim_rank import SimRank, sim_ranks
+from tests.runtime.chance import Chance
+from tests.runtime.journal_world import ports_of
 
 PAGE, N_DEVICE, N_ACTS = 4, 16, 150
 N_NEW_MAX = 12
@@ -43,6 +41,7 @@ class Walk:
     source: random.Random
     nodes: list[PrefillNode] = field(init=False)
     sims: list[SimRank] = field(init=False)
+    chance: Chance = field(init=False)
     engines: list[DecodeEngine] = field(init=False)
     rows: list[list[Row]] = field(init=False)
     sampled: list[tuple[int, float]] = field(factory=list)
@@ -67,15 +66,13 @@ class Walk:
         self.sims = sim_ranks(n_ranks, N_DEVICE, n_host, None, self.nodes[0])
         for sim in self.sims:
             sim.peers.nodes = {node.name: node for node in self.nodes}
+        self.chance = Chance(self.source, self.nodes, self.sims)
         self.engines = [self._engine(sim, config) for sim in self.sims]
         self.rows = [[] for _ in self.sims]
 
     def _engine(self, sim: SimRank, config: Config) -> DecodeEngine:
-        ports = Ports(
-            copies=sim.copies, store=sim.store, peers=sim.peers, ranks=sim.ranks, clock=sim.clock
-        )
         return DecodeEngine(
-            Driver(config, ports),
+            Driver(config, ports_of(sim)),
             cast("Any", SimpleNamespace(config=SimpleNamespace(eos_tokens=(5,)))),
             cast("Any", SimpleNamespace(page_tokens=PAGE)),
             cast("Any", SimpleNamespace(look=lambda _request, _ready: None)),
@@ -103,7 +100,7 @@ class Walk:
             for engine in self.engines:
                 engine.driver.flush(tiers)
         elif choice < 0.52:
-            self._weather()
+            self.chance.change()
         for _ in range(self.source.randrange(4)):
             self.step()
 
@@ -128,46 +125,10 @@ class Walk:
         for engine in self.engines:
             engine.submit(request)
 
-    def _weather(self) -> None:
-        node = self.source.choice(self.nodes)
-        node.mode = self.source.choice([Mode.AUTO, Mode.HELD])
-        node.is_silent = self.source.random() < 0.2
-        if self.source.random() < 0.3:
-            node.is_alive = not node.is_alive
-            if node.is_alive:
-                node.revive()
-            else:
-                for sim in self.sims:
-                    sim.peers.lose_node(node)
-        for sim in self.sims:
-            sim.store.reads, sim.store.writes, sim.copies.restores, sim.copies.mirrors = (
-                self.source.choice([Mode.AUTO, Mode.HELD]) for _ in range(4)
-            )
-            sim.clock.advance(self.source.choice([1, 400, 31_000, 61_000]) * NS_PER_MS)
-            for _node, talk in sim.peers.open_talks():
-                if self.source.random() < 0.2:
-                    sim.peers.fail(talk, PeerCause.REFUSED, "no")
-
-    def _land(self, sim: SimRank, operation: Operation) -> None:
-        port = sim.copies if operation.kind in (Kind.RESTORE, Kind.MIRROR) else sim.store
-        choice = self.source.random()
-        if choice < 0.3:
-            port.land(operation)
-        elif choice < 0.4:
-            port.fail(operation)
-
     # Steps: as `RankLoop.run`.
 
     def step(self) -> None:
-        for sim in self.sims:
-            for operation in [*sim.copies.log, *sim.store.log]:
-                if operation.is_outstanding:
-                    self._land(sim, operation)
-            for node, talk in sim.peers.open_talks():
-                is_said = self.source.random() < 0.4
-                if is_said and node is not None and node.is_alive and not node.is_silent:
-                    sim.peers.send_rest(node, talk, 1)
-                    sim.peers.acknowledge(talk)
+        self.chance.land()
         for engine, rows in zip(self.engines, self.rows, strict=True):
             engine.accept(rows, self.sampled)
         outputs = []
@@ -205,16 +166,10 @@ class Walk:
                 sim.memory.device[decoding.pages[position]] = page_value(whole, position)
 
     def end(self) -> None:
-        for node in self.nodes:
-            node.is_silent, node.mode = False, Mode.AUTO
-            node.revive()
-        for sim in self.sims:
-            sim.store.reads = sim.store.writes = Mode.AUTO
-            sim.copies.restores = sim.copies.mirrors = Mode.AUTO
+        self.chance.calm()
         for _ in range(600):
             self.step()
-            for sim in self.sims:
-                sim.clock.advance(1000 * NS_PER_MS)
+            self.chance.pass_s(1)
             if not self.live and not any(e.driver.state.agreed.requests for e in self.engines):
                 break
         for engine in self.engines:

@@ -13,20 +13,18 @@ from attrs import define, field
 
 from kvlift.core.invariants import breaches
 from kvlift.core.keys import Namespace
-from kvlift.core.landed import PeerCause
 from kvlift.core.policy import Switch
 from kvlift.core.prompt import Prompt, n_pages_covering, token_bytes
 from kvlift.core.tier import Tier
 from kvlift.runtime.config import Config
 from kvlift.runtime.errors import RequestLeaving
 from kvlift.runtime.hosted import Orders, Scheduler, Worker
-from kvlift.runtime.interpret import Ports
 from kvlift.runtime.tick import Granted, NoRoom, Pending, Tick
-from kvlift.testing.clock import NS_PER_MS
-from kvlift.testing.sim_memory import Mode, page_value
-from kvlift.testing.sim_operation import Kind, Operation
+from kvlift.testing.sim_memory import page_value
 from kvlift.testing.sim_peers import PrefillNode
 from kvlift.testing.sim_rank import SimRank, sim_ranks
+from tests.runtime.chance import Chance
+from tests.runtime.journal_world import ports_of
 
 PAGE, N_DEVICE, N_ACTS = 4, 20, 150
 SPACES = [Namespace(tenant=tenant, page_tokens=PAGE).digest() for tenant in ("t", "u")]
@@ -58,6 +56,7 @@ class Walk:
     node: PrefillNode = field(init=False)
     ranks: list[SimRank] = field(init=False)
     workers: list[Worker] = field(init=False)
+    chance: Chance = field(init=False)
     asked: dict[str, Asked] = field(factory=dict)
     ballots: list[tuple[int, ...]] = field(factory=list)
     n_tokens: int = 0
@@ -82,18 +81,9 @@ class Walk:
         self.node = PrefillNode("p", n_ranks=n_workers)
         self.ranks = sim_ranks(n_workers, N_DEVICE, n_host, None, self.node)
         self.workers = [
-            Worker(
-                config,
-                Ports(
-                    copies=rank.copies,
-                    peers=rank.peers,
-                    ranks=rank.ranks,
-                    clock=rank.clock,
-                    store=rank.store if has_storage else None,
-                ),
-            )
-            for rank in self.ranks
+            Worker(config, ports_of(rank, has_storage=has_storage)) for rank in self.ranks
         ]
+        self.chance = Chance(self.source, [self.node], self.ranks)
 
     # What the host does.
 
@@ -111,7 +101,7 @@ class Walk:
         elif choice < 0.46:
             self.core.flush([self.source.choice(list(Tier))])
         elif choice < 0.56:
-            self._weather()
+            self.chance.change()
         for _ in range(self.source.randrange(3)):
             self.step()
 
@@ -189,35 +179,6 @@ class Walk:
                 held = rank.memory.device[one.pages[position]]
                 assert held == page_value(whole, position), (one.rid, position)
 
-    # What the world does.
-
-    def _weather(self) -> None:
-        self.node.mode = self.source.choice([Mode.AUTO, Mode.HELD])
-        self.node.is_silent = self.source.random() < 0.2
-        if self.source.random() < 0.3:
-            self.node.is_alive = not self.node.is_alive
-            if self.node.is_alive:
-                self.node.revive()
-            else:
-                for rank in self.ranks:
-                    rank.peers.lose_node(self.node)
-        for rank in self.ranks:
-            rank.store.reads, rank.store.writes, rank.copies.restores, rank.copies.mirrors = (
-                self.source.choice([Mode.AUTO, Mode.HELD]) for _ in range(4)
-            )
-            rank.clock.advance(self.source.choice([1, 400, 31_000, 61_000]) * NS_PER_MS)
-            for _node, talk in rank.peers.open_talks():
-                if self.source.random() < 0.2:
-                    rank.peers.fail(talk, PeerCause.REFUSED, "no")
-
-    def _land(self, rank: SimRank, operation: Operation) -> None:
-        port = rank.copies if operation.kind in (Kind.RESTORE, Kind.MIRROR) else rank.store
-        choice = self.source.random()
-        if choice < 0.3:
-            port.land(operation)
-        elif choice < 0.4:
-            port.fail(operation)
-
     # Steps.
 
     def step(self) -> None:
@@ -227,14 +188,7 @@ class Walk:
         self._decode()
 
     def _carry(self, orders: Orders) -> None:
-        for rank in self.ranks:
-            for operation in [*rank.copies.log, *rank.store.log]:
-                if operation.is_outstanding:
-                    self._land(rank, operation)
-            for _node, talk in rank.peers.open_talks():
-                if self.source.random() < 0.4 and self.node.is_alive and not self.node.is_silent:
-                    rank.peers.send_rest(self.node, talk, 1)
-                    rank.peers.acknowledge(talk)
+        self.chance.land()
         ballots = [worker.obey(orders) for worker in self.workers]
         self.ballots = ballots if orders.is_awaited else []
         assert breaches(self.core.state.agreed) == ()
@@ -268,20 +222,14 @@ class Walk:
                 one.stage = "running"
 
     def end(self) -> None:
-        self.node.is_silent = False
-        self.node.revive()
-        self.node.mode = Mode.AUTO
-        for rank in self.ranks:
-            rank.store.reads = rank.store.writes = Mode.AUTO
-            rank.copies.restores = rank.copies.mirrors = Mode.AUTO
+        self.chance.calm()
         for one in self.asked.values():
             if one.stage != "leaving":
                 self.core.abort(one.rid)
                 one.stage = "leaving"
         for _ in range(300):
             self.step()
-            for rank in self.ranks:
-                rank.clock.advance(1000 * NS_PER_MS)
+            self.chance.pass_s(1)
             if not self.asked and not self.ballots and not self.core.state.agreed.requests:
                 return
         raise AssertionError(f"after 300 steps of good weather: {self.core.state.agreed.requests}")

@@ -13,20 +13,18 @@ from attrs import define, field
 
 from kvlift.core.invariants import breaches
 from kvlift.core.keys import Namespace
-from kvlift.core.landed import PeerCause
 from kvlift.core.policy import Switch
 from kvlift.core.prompt import Prompt, token_bytes
 from kvlift.core.tier import Source, Tier
 from kvlift.runtime.config import Config
 from kvlift.runtime.hosted import Worker
-from kvlift.runtime.interpret import Ports
 from kvlift.runtime.lending import LendingScheduler
 from kvlift.runtime.tick import Ready, Tick
-from kvlift.testing.clock import NS_PER_MS
-from kvlift.testing.sim_memory import Mode, page_value
-from kvlift.testing.sim_operation import Kind, Operation
+from kvlift.testing.sim_memory import page_value
 from kvlift.testing.sim_peers import PrefillNode
 from kvlift.testing.sim_rank import SimRank, sim_ranks
+from tests.runtime.chance import Chance
+from tests.runtime.journal_world import ports_of
 
 PAGE, N_BLOCKS, N_ACTS = 4, 48, 150
 SPACE = Namespace(model="m", page_tokens=PAGE).digest()
@@ -50,6 +48,7 @@ class Walk:
     node: PrefillNode = field(init=False)
     ranks: list[SimRank] = field(init=False)
     workers: list[Worker] = field(init=False)
+    chance: Chance = field(init=False)
     references: Counter[int] = field(factory=Counter)
     asked: dict[str, Asked] = field(factory=dict)
     ballots: list[tuple[int, ...]] = field(factory=list)
@@ -78,18 +77,9 @@ class Walk:
         self.node = PrefillNode("p", n_ranks=n_workers)
         self.ranks = sim_ranks(n_workers, N_BLOCKS, n_host, None, self.node)
         self.workers = [
-            Worker(
-                config,
-                Ports(
-                    copies=rank.copies,
-                    peers=rank.peers,
-                    ranks=rank.ranks,
-                    clock=rank.clock,
-                    store=rank.store if has_storage else None,
-                ),
-            )
-            for rank in self.ranks
+            Worker(config, ports_of(rank, has_storage=has_storage)) for rank in self.ranks
         ]
+        self.chance = Chance(self.source, [self.node], self.ranks)
 
     # The host's blocks.
 
@@ -133,7 +123,7 @@ class Walk:
         elif choice < 0.62:
             self.core.flush(self.source.choice([(Tier.HOST,), (Tier.STORAGE,)]))
         elif choice < 0.72:
-            self._weather()
+            self.chance.change()
         for _ in range(self.source.randrange(3)):
             self.step()
 
@@ -189,50 +179,12 @@ class Walk:
             self.core.stow(one.prompt, 0, one.blocks[: one.prompt.n_pages_full])
         self._release(self.asked.pop(one.rid).blocks)
 
-    # What the world does.
-
-    def _weather(self) -> None:
-        self.node.mode = self.source.choice([Mode.AUTO, Mode.HELD])
-        self.node.is_silent = self.source.random() < 0.2
-        if self.source.random() < 0.3:
-            self.node.is_alive = not self.node.is_alive
-            if self.node.is_alive:
-                self.node.revive()
-            else:
-                for rank in self.ranks:
-                    rank.peers.lose_node(self.node)
-        for rank in self.ranks:
-            rank.store.reads, rank.store.writes, rank.copies.restores, rank.copies.mirrors = (
-                self.source.choice([Mode.AUTO, Mode.HELD]) for _ in range(4)
-            )
-            rank.clock.advance(self.source.choice([1, 400, 31_000]) * NS_PER_MS)
-            for _node, talk in rank.peers.open_talks():
-                if self.source.random() < 0.2:
-                    rank.peers.fail(talk, PeerCause.REFUSED, "no")
-
-    def _land(self, rank: SimRank, operation: Operation) -> None:
-        port = rank.copies if operation.kind in (Kind.RESTORE, Kind.MIRROR) else rank.store
-        choice = self.source.random()
-        if choice < 0.3:
-            port.land(operation)
-        elif choice < 0.4:
-            port.fail(operation)
-        elif choice < 0.6 and operation.kind is Kind.READ:
-            rank.store.progress(operation, self.source.randrange(1 + len(operation.values)))
-
     # Steps.
 
     def step(self) -> None:
         tick, orders = self.core.tick(self.ballots)
         self._hear(tick)
-        for rank in self.ranks:
-            for operation in [*rank.copies.log, *rank.store.log]:
-                if operation.is_outstanding:
-                    self._land(rank, operation)
-            for _node, talk in rank.peers.open_talks():
-                if self.source.random() < 0.4 and self.node.is_alive and not self.node.is_silent:
-                    rank.peers.send_rest(self.node, talk, 1)
-                    rank.peers.acknowledge(talk)
+        self.chance.land()
         ballots = [worker.obey(orders) for worker in self.workers]
         self.ballots = ballots if orders.is_awaited else []
         assert breaches(self.core.state.agreed) == ()
@@ -248,16 +200,11 @@ class Walk:
                 self._release(self.asked.pop(one.rid).blocks)
 
     def end(self) -> None:
-        self.node.revive()
-        self.node.mode = Mode.AUTO
-        for rank in self.ranks:
-            rank.store.reads = rank.store.writes = Mode.AUTO
-            rank.copies.restores = rank.copies.mirrors = Mode.AUTO
+        self.chance.calm()
         for _ in range(200):
             self._place()
             self.step()
-            for rank in self.ranks:
-                rank.clock.advance(1000 * NS_PER_MS)
+            self.chance.pass_s(1)
             if not self.asked and not self.core.is_busy() and not self.core.has_news():
                 return
         raise AssertionError(f"after 200 steps of good weather: {self.core.state.agreed.requests}")

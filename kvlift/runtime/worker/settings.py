@@ -5,7 +5,8 @@ from typing import Final, Literal
 
 import msgspec
 
-ADDRESS: Final = re.compile(r"tcp://[^/\s]+:(\d{1,5}|\*)|ipc://\S+")
+ADDRESS: Final = re.compile(r"tcp://[^/\s]+:(?P<port>\d{1,5})|ipc://\S+")
+PORT_MAX: Final = 65_535
 
 REQUESTS_HELD_MIN: Final = 4_096
 
@@ -74,16 +75,33 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         for name, value, least, most in bounds:
             if not least <= value <= most:
                 return f"{name} must be between {least} and {most}, it is {value}"
+        if self.role != "decode" and self.peers:
+            return "--peer is for --role decode alone: it names that worker's prefill nodes"
+        if self.role == "decode" and self.prefill_bind:
+            return "--prefill-bind is for a prefill node: a decode worker takes --peer"
         if self.role == "decode" and not self.peers:
             return (
                 "a decode worker needs the address of a prefill node: give --peer tcp://HOST:PORT"
             )
         for address in (*self.peers, *filter(None, [self.prefill_bind])):
-            if not ADDRESS.fullmatch(address):
-                return f"{address[:64]!r} is no address of a prefill node: write tcp://HOST:PORT"
+            fault = _address_fault(address)
+            if fault is not None:
+                return fault
         if self.role == "prefill" and not self.prefill_bind:
             return "a prefill node needs an address: give --prefill-bind tcp://HOST:PORT"
         return None
+
+
+def _address_fault(address: str) -> str | None:
+    """Somebody must be able to come to it, so it names its port."""
+    parsed = ADDRESS.fullmatch(address)
+    port = None if parsed is None else parsed["port"]
+    if parsed is None or (port is not None and not 0 < int(port) <= PORT_MAX):
+        return (
+            f"{address[:64]!r} is no address of a prefill node: write tcp://HOST:PORT, "
+            f"with a PORT from 1 to {PORT_MAX}"
+        )
+    return None
 
 
 class ProcessOrders(msgspec.Struct, frozen=True, kw_only=True):
